@@ -11,9 +11,7 @@ ring threads need another.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -22,23 +20,18 @@ import mlx.core as mx
 import numpy as np
 
 from tiny_llm import UserError
-from tiny_llm.models.parallel import mpi
 from tiny_llm.models.parallel.launch import (
-    LAUNCH_TIMEOUT_SECONDS,
-    free_addresses,
-    init_distributed,
-    join_ring,
-    launcher_backend,
+    current_group,
+    get_group,
+    join_launched_ranks,
+    num_launched_ranks,
 )
 from tiny_llm.models.parallel.layers import all_reduce
 
 from .command import benchmark_parser, print_json, run_command
 from .parallel_cost import Link, all_reduce_seconds
-from .systems.client import WorkerError
 
 ROWS = (1, 8, 64, 256, 512)
-TIMEOUT_SECONDS = 300
-RANK_FLAG = "--as-rank"
 
 
 def fit_link(seconds: Mapping[int, float], ranks: int) -> Link:
@@ -56,45 +49,19 @@ def fit_link(seconds: Mapping[int, float], ranks: int) -> Link:
     return Link(float(latency), float(1 / per_byte), f"measured: {ranks} ranks on one machine")
 
 
-def run_rank(
-    group: mx.distributed.Group, hidden: int, rounds: int
-) -> dict[int, tuple[float, float]]:
-    """One rank's (minimum, median) seconds by array size in bytes."""
+def measure(hidden: int, rounds: int) -> dict[int, tuple[float, float]]:
+    """This rank's (minimum, median) seconds by array size in bytes."""
+    comm = current_group().comm
     arrays = [mx.ones((rows, hidden), dtype=mx.bfloat16) for rows in ROWS]
     seconds: dict[int, list[float]] = {array.nbytes: [] for array in arrays}
     for round_number in range(rounds + 1):
         for array in arrays:
-            mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group))  # barrier
+            mx.eval(mx.distributed.all_sum(mx.array(1.0), group=comm))  # barrier
             start = time.perf_counter()
-            mx.eval(all_reduce(array, group))
+            mx.eval(all_reduce(array, comm))
             if round_number > 0:  # round 0 is the warm-up
                 seconds[array.nbytes].append(time.perf_counter() - start)
     return {n_bytes: (min(t), statistics.median(t)) for n_bytes, t in seconds.items()}
-
-
-def measure_ring(ranks: int, hidden: int, rounds: int) -> dict[int, tuple[float, float]]:
-    """Spawns the ranks and returns rank 0's times.
-
-    Raises:
-        WorkerError: a rank failed.
-    """
-    command = [sys.executable, "-m", __spec__.name, "--hidden", str(hidden)]
-    command += ["--rounds", str(rounds)]
-    addresses = free_addresses(ranks)
-    processes = [
-        subprocess.Popen(
-            [*command, RANK_FLAG, str(rank), *addresses], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    if any(process.returncode for process in processes):
-        raise WorkerError("a rank failed; its error is above.")
-    return {int(key): tuple(value) for key, value in json.loads(outputs[0]).items()}
 
 
 def main() -> int:
@@ -103,28 +70,19 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=4096, help="hidden size: elements per row")
     parser.add_argument("--rounds", type=int, default=100, help="measurements per size")
-    parser.add_argument(RANK_FLAG, nargs="+", help=argparse.SUPPRESS)
     return run_command("all_reduce", parser.parse_args(), run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures all sizes on all ranks, or with --as-rank on one rank of a ring."""
-    if args.as_rank is not None:
-        rank, *addresses = args.as_rank
-        group = join_ring(int(rank), addresses)
-        seconds = run_rank(group, args.hidden, args.rounds)
-        return print_json({str(n_bytes): times for n_bytes, times in seconds.items()})
+    """Measures all sizes on all ranks."""
+    from benchmark import all_reduce as module  # workers cannot import `__main__`
+
     if args.ranks < 2:
         raise UserError(f"--ranks must be at least 2, got {args.ranks}.")
-    if (backend := launcher_backend()) is not None:
-        group = init_distributed(backend, LAUNCH_TIMEOUT_SECONDS)
-        args.ranks = group.size()
-        seconds = run_rank(group, args.hidden, args.rounds)
-        mpi.finalize()
-        if group.rank() != 0:
-            return 0
-    else:
-        seconds = measure_ring(args.ranks, args.hidden, args.rounds)
+    join_launched_ranks()
+    if num_launched_ranks() > 1:
+        args.ranks = num_launched_ranks()
+    seconds = get_group(args.ranks).run(module.measure, args.hidden, args.rounds)
     link = fit_link({n_bytes: minimum for n_bytes, (minimum, _) in seconds.items()}, args.ranks)
     print(f"{args.ranks} ranks, hidden size {args.hidden}, bfloat16, {args.rounds} rounds")
     print("rows     bytes    min µs  median µs  fitted µs")

@@ -26,12 +26,14 @@ from rich.console import Console
 
 from tiny_llm import LLM, SamplingParams, UserError
 from tiny_llm.cli.batching.open_loop import (
+    LengthRange,
     RequestTimes,
+    Workload,
     percentile,
     poisson_arrivals,
     run_open_loop,
+    synthetic_workload,
 )
-from tiny_llm.cli.batching.workload import LengthRange, Workload, synthetic_workload
 from tiny_llm.models import find_model
 
 from .command import benchmark_parser, print_json, run_command

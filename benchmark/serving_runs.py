@@ -10,7 +10,7 @@ import numpy as np
 
 from tiny_llm import LLM, Qwen3ModelWeek2, SamplingParams
 from tiny_llm.batch import BatchGeneration
-from tiny_llm.cli.batching.workload import (
+from tiny_llm.cli.batching.open_loop import (
     LengthRange,
     TimestampTokenizer,
     Workload,
@@ -18,7 +18,7 @@ from tiny_llm.cli.batching.workload import (
     synthetic_workload,
 )
 from tiny_llm.demo.prompts import BATCH_PROMPTS
-from tiny_llm.engine.scheduling.outputs import SchedulerOutput
+from tiny_llm.engine.scheduling.request import SchedulerOutput
 from tiny_llm.models.families.registry import config_of
 
 from .model_costs import ModelCosts

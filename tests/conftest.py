@@ -61,11 +61,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = selected
     quick.mark_thorough(items)
     if (shares := config.getoption("--shares")) > 1:
-        commit = quick.commit_number()
+        cases = [(item.nodeid, {mark.name for mark in item.iter_markers()}) for item in items]
+        included = quick.in_share(cases, shares, quick.commit_number())
         selected, deselected = [], []
-        for item in items:
-            marks = {mark.name for mark in item.iter_markers()}
-            is_included = quick.in_share(item.nodeid, marks, shares, commit)
+        for item, is_included in zip(items, included, strict=True):
             (selected if is_included else deselected).append(item)
         config.hook.pytest_deselected(items=deselected)
         items[:] = selected

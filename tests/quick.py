@@ -1,8 +1,9 @@
 """Selection of test cases for quick runs (`pdm run test` without `--all`).
 
 Many tests are parametrized over all combinations of shapes, dtypes, masks and instruction sets. A
-quick run covers each value of each parameter at least once, but not every combination. The other
-cases are marked `thorough` and run with `pdm run test --all` or if the command names their file.
+quick run covers each value of each parameter at least once, and in each file each kernel: its dtype
+and operation on each instruction set. The other cases are marked `thorough` and run with `pdm run
+test --all` or if the command names their file.
 
 Instruction sets between portable C++ and this machine's best have a separate mark, `other_isa`:
 sanitizer runs use few cases, but all instruction sets.
@@ -12,13 +13,13 @@ import re
 import subprocess
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Hashable, Iterable, Sequence, Set
 from pathlib import Path
 
 import pytest
 
-# For every value of these parameters, a quick run covers all values of the other parameters.
-REPEATED = ("instruction_set",)
+# Parameters that select a kernel on an instruction set.
+OF_KERNELS = ("dtype", "kernel")
 
 # Longest first: a long file started last would leave the other workers idle.
 LONGEST_FIRST = (
@@ -46,19 +47,28 @@ BUILT_TOGETHER = re.compile(
 
 def mark_thorough(items: Sequence[pytest.Item]) -> None:
     """Marks the cases that a quick run omits."""
-    functions: dict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
+    files: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
-        if getattr(item, "callspec", None) is not None:
-            if is_recompiled(item):
-                item.add_marker(pytest.mark.thorough)
-                continue
-            repeated = [str(item.callspec.params.get(name)) for name in REPEATED]
-            functions[(item.nodeid.partition("[")[0], *repeated)].append(item)
-    for cases in functions.values():
-        cases = [case for case in cases if case.get_closest_marker("slow") is None]
-        selected = covering_subset([param_values(case) for case in cases])
-        for number in set(range(len(cases))) - selected:
-            cases[number].add_marker(pytest.mark.thorough)
+        if getattr(item, "callspec", None) is None:
+            continue
+        if is_recompiled(item):
+            item.add_marker(pytest.mark.thorough)
+        elif item.get_closest_marker("slow") is None:
+            function = item.nodeid.partition("[")[0]
+            files[function.partition("::")[0]][function].append(item)
+    for functions in files.values():
+        used: Counter[Hashable] = Counter()
+        # The other instruction sets last: a quick run must cover all values without them.
+        for is_other in (False, True):
+            for function, items in functions.items():
+                cases = [
+                    case
+                    for case in items
+                    if (case.get_closest_marker("other_isa") is not None) == is_other
+                ]
+                selected = covering_subset([to_cover(case, function) for case in cases], used)
+                for number in set(range(len(cases))) - selected:
+                    cases[number].add_marker(pytest.mark.thorough)
 
 
 def is_recompiled(item: pytest.Item) -> bool:
@@ -67,11 +77,11 @@ def is_recompiled(item: pytest.Item) -> bool:
     return item.nodeid.startswith(kernels) and item.callspec.params.get("mode", "plain") != "plain"
 
 
-def param_values(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
-    """Hashable parameter values of a case.
+def to_cover(item: pytest.Item, function: str) -> frozenset[Hashable]:
+    """What a case covers: values of its function's parameters, and a kernel of its file.
 
-    The arguments of one `parametrize` count as one value. Values are compared by identity, since
-    all cases of a function share the same objects.
+    The arguments of one `parametrize` count as one value, except those that select a kernel. Values
+    are compared by identity, since all cases of a file share the same objects.
     """
     params = item.callspec.params
     group = {name: name for name in params}
@@ -81,18 +91,24 @@ def param_values(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
         group |= dict.fromkeys(names, names[0])
     values = defaultdict(list)
     for name, value in params.items():
-        values[group[name]].append(id(value))
-    return frozenset((name, *value) for name, value in values.items())
+        values[group[name]].append((name, id(value)))
+    covered: set[Hashable] = set()
+    for together in values.values():
+        if any(name in OF_KERNELS for name, _ in together):
+            covered.add((params.get("instruction_set"), *together))
+            covered |= {(function, value) for value in together}
+        else:
+            covered.add((function, *together))
+    return frozenset(covered)
 
 
-def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
-    """Indices of a small subset that covers every value of every parameter.
+def covering_subset(cases: Sequence[Set[Hashable]], used: Counter[Hashable]) -> set[int]:
+    """Indices of a small subset that covers every value that `used` lacks; updates `used`.
 
     Greedy: each step adds the case with the most uncovered values; among equals, the one whose
     values were used least.
     """
-    used: Counter[Hashable] = Counter()
-    missing = {value for case in cases for value in case}
+    missing = {value for case in cases for value in case} - used.keys()
     selected: set[int] = set()
     while missing:
         best = max(
@@ -108,12 +124,23 @@ def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
     return selected
 
 
-def in_share(nodeid: str, marks: Set[str], shares: int, commit: int) -> bool:
-    """Whether a commit's share includes a case; every share has the quick tests."""
-    if not marks & {"slow", "thorough", "other_isa"}:
-        return True
-    shared = BUILT_TOGETHER.match(nodeid)
-    return (zlib.crc32((shared[0] if shared else nodeid).encode()) + commit) % shares == 0
+def in_share(cases: Iterable[tuple[str, Set[str]]], shares: int, commit: int) -> list[bool]:
+    """Whether a commit's share includes each case, given by node id and marks.
+
+    Every share has the quick tests. The others of a file are dealt out in turn, since neighbors
+    take similarly long.
+    """
+    turns: dict[str, dict[str, int]] = defaultdict(dict)
+    included = []
+    for nodeid, marks in cases:
+        if not marks & {"slow", "thorough", "other_isa"}:
+            included.append(True)
+            continue
+        shared = BUILT_TOGETHER.match(nodeid)
+        file = nodeid.partition("::")[0]
+        turn = turns[file].setdefault(shared[0] if shared else nodeid, len(turns[file]))
+        included.append((zlib.crc32(file.encode()) + turn + commit) % shares == 0)
+    return included
 
 
 def commit_number() -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmark.model_costs import ModelCosts
-from tiny_llm.models.heads.pooling import Task
+from tiny_llm.models.output_heads import Task
 
 from .worker import DECODE_STEPS, decode_seconds, serve, token_ids
 

@@ -72,10 +72,9 @@ from .qwen3_week3 import Qwen3ModelWeek3
 from .sampler import DistributionSampler, make_sampler
 
 if TYPE_CHECKING:
-    from .engine.inputs.sampling_params import SamplingParams
-    from .engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
+    from .engine.inputs.sampling_params import SamplingParams, StructuredOutputs, ToolCalls
     from .engine.llm import LLM
-    from .engine.scheduling.outputs import (
+    from .engine.scheduling.request import (
         CompletionOutput,
         RequestMetrics,
         RequestOutput,
@@ -87,10 +86,10 @@ else:
         """Imports the engine's public names on first use."""
         if name in __all__:
             from .engine import llm
-            from .engine.inputs import sampling_params, structured_outputs
-            from .engine.scheduling import outputs
+            from .engine.inputs import sampling_params
+            from .engine.scheduling import request
 
-            for module in (llm, outputs, sampling_params, structured_outputs):
+            for module in (llm, request, sampling_params):
                 if hasattr(module, name):
                     return getattr(module, name)
         raise AttributeError(f"module 'tiny_llm' has no attribute '{name}'")

@@ -17,7 +17,7 @@ from . import kernels
 from .errors import UserError, check_int
 from .generate import next_token_logits, tokenize_prompt
 from .kv_cache import BatchingKvCache, TinyKvCache
-from .models.tokenizer.detokenizer import with_detokenizer
+from .models.tokenizer.tokenizer import with_detokenizer
 from .sampler import DistributionSampler, Sampler, make_sampler, sample
 from .sampling_ops import log_softmax
 

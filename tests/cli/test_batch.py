@@ -23,8 +23,12 @@ from tiny_llm.batch import BatchGeneration
 from tiny_llm.cli import batch
 from tiny_llm.cli.backends import backend
 from tiny_llm.cli.backends.checkpoint import Checkpoint
-from tiny_llm.cli.batching.engine_run import EngineBatchRun
-from tiny_llm.cli.batching.progress import BatchProgress, EngineState, RequestProgress
+from tiny_llm.cli.batching.engine_run import (
+    BatchProgress,
+    EngineBatchRun,
+    EngineState,
+    RequestProgress,
+)
 from tiny_llm.cli.batching.runs import CourseBatchRun, MlxBatchRun
 from tiny_llm.cli.batching.view import PlainLines, batch_table, speed_line
 from tiny_llm.demo.prompts import BATCH_PROMPTS

@@ -341,7 +341,8 @@ def test_skipped_tests_are_explained_and_are_not_a_success(tmp_path, selected, s
         "def test_task_1_metal_too(): pytest.skip('needs clang')\n"
     )
     command = ("-m", "pytest", *run_tests.BRIEF_REPORT, str(tmp_path), "-k", selected)
-    result = run(*command, "-p", "no:cacheprovider", "--rootdir", str(tmp_path))
+    options = ("-p", "no:cacheprovider", "--disable-plugin-autoload", "--rootdir", str(tmp_path))
+    result = run(*command, *options)
     assert result.returncode == status, result.stdout + result.stderr
     assert message in result.stdout
 

@@ -30,9 +30,8 @@ def test_turns_hit_the_prefix_of_the_previous_prompt():
     [
         ("attention/gated_delta.py", "memory", 4),
         ("models/families/gated_delta_net.py", "memory", 4),
-        ("engine/scheduling/states/checkpoints.py", "conversation", 5),
-        ("engine/scheduling/states/placement.py", "conversation", 5),
-        ("engine/scheduling/states/state_slots.py", "conversation", 5),
+        ("engine/scheduling/checkpoints.py", "conversation", 5),
+        ("engine/scheduling/state_slots.py", "conversation", 5),
     ],
 )
 def test_tables_run_the_learner_code(tmp_path, module, table, day):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.models.support import write_family
+from tests.models.support import HYBRID, write_family
 from tests.support import function_tool, object_schema
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.demo import TARGET_PATH
@@ -19,28 +19,14 @@ from tiny_llm.engine.scheduling.events import StateSlotCounts
 EOS = 4093
 
 CONFIG: dict[str, Any] = {
-    "model_type": "qwen3_5_text",
+    **HYBRID,
     "vocab_size": 4096,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 4,
     "full_attention_interval": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
     "max_position_embeddings": 16_384,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10_000.0,
-        "partial_rotary_factor": 0.25,
-    },
-    "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
     "eos_token_id": EOS,
 }

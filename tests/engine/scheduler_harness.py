@@ -6,8 +6,7 @@ from dataclasses import replace
 from tests.engine.simulator import Simulation, answer_alone, random_workload
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.config import SchedulerConfig
-from tiny_llm.engine.scheduling.outputs import ChunkOutput
-from tiny_llm.engine.scheduling.request import EngineRequest
+from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0)

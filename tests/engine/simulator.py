@@ -15,8 +15,13 @@ from tiny_llm import UserError
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.config import KvGroup, SchedulerConfig
 from tiny_llm.engine.scheduling.fair_scheduler import LONG_STEP_INTERVAL, FairScheduler
-from tiny_llm.engine.scheduling.outputs import Chunk, ChunkOutput, SchedulerOutput
-from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
+from tiny_llm.engine.scheduling.request import (
+    Chunk,
+    ChunkOutput,
+    EngineRequest,
+    RequestState,
+    SchedulerOutput,
+)
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0)

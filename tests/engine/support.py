@@ -1,7 +1,9 @@
 """Helpers for engine tests: prompts, recorded outputs, a chi-square test."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,6 +101,10 @@ CASES: list[tuple[Any, SamplingParams]] = [
     ),
 ]
 
+# Adapter of each of `MORE_CASES`, or None. Of the cases with a common prefix, some have the same
+# adapter and others have different ones.
+LORAS = {0: None, 1: "a", 2: "b", 3: "b", 4: "a", 5: "wide", 6: None}
+
 MAYOR_SCHEMA = object_schema(mayor={"type": "string"}, of={"enum": ["Lenmora", "Tavel"]})
 MAYOR_SCHEMA["additionalProperties"] = False
 
@@ -120,6 +126,15 @@ MORE_CASES = [
         ),
     ),
 ]
+
+
+def perplexity(**options: Any) -> float:
+    """Perplexity of the demo model on the README."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()[:3000]
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    [output] = LLM("demo", **options).generate([text], params, use_tqdm=False)
+    entries = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    return math.exp(-np.mean([entry[token] for token, entry in entries]))
 
 
 def record_logits(llm: LLM) -> dict[tuple[str, int], np.ndarray]:

@@ -1,43 +1,36 @@
 """Batch invariance: bitwise equal tokens and logits in any configuration.
 
 Configurations combine batch composition, chunk size, arrival order, page size, prefix caching,
-preemption and speculative decoding.
+preemption, speculative decoding, 8-bit pages and activations, and adapters.
 """
 
 import itertools
 
 import pytest
 
-from tests.engine.support import MORE_CASES, assert_same_outputs, run_alone, run_cases
-from tiny_llm import LLM, Qwen3ModelWeek2, load, make_sampler
+from tests.engine.support import LORAS, MORE_CASES, assert_same_outputs, run_alone, run_cases
+from tiny_llm import LLM, Qwen3ModelWeek2, kernels, load, make_sampler
 from tiny_llm.generate import decode_with_cache
 
 TIGHT_TOKENS, AMPLE_TOKENS = 96, 2048
+KINDS = {
+    "plain": {},
+    "int8 pages": {"kv_cache_dtype": "int8"},
+    "8-bit activations": {"activation_bits": 8},
+    "adapters": {},  # `lora_modules`, by the fixture
+}
 
 
 def build(demo, tokens: int, draft=None, **options) -> LLM:
-    """Builds an engine with KV memory for `tokens` tokens."""
+    """Builds an engine with KV memory for about `tokens` tokens."""
     models = [demo[0]] + ([draft[0]] if draft else [])
     per_token = sum(
         2 * m.args.num_hidden_layers * m.args.num_key_value_heads * m.args.head_dim * 2
         for m in models
     )
+    if options.get("kv_cache_dtype") == "int8":
+        tokens = tokens * 17 // 32
     return LLM(demo, draft_model=draft, kv_cache_bytes=tokens * per_token, **options)
-
-
-def build_case(demo, draft, case, build=build, **options) -> LLM:
-    """Builds the engine of a case of `PRODUCT`; speculative cases use `draft`."""
-    return build(
-        demo,
-        case["tokens"],
-        draft if case["guess"] else None,
-        block_size=case["page"],
-        max_num_seqs=4,
-        num_drafts=2 if case["guess"] else None,
-        max_num_batched_tokens=4 * (3 if case["guess"] else 1) + case["chunk"],
-        enable_prefix_caching=case["prefix"],
-        **options,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +39,41 @@ def draft():
 
 
 @pytest.fixture(scope="module")
-def reference(demo):
-    """Reference outputs and logits: each request alone, prefilled in one chunk."""
-    options = {"max_num_seqs": 1, "enable_prefix_caching": False}
-    return run_alone(lambda case: build(demo, AMPLE_TOKENS, **options), MORE_CASES)
+def kind(request, demo, adapters):
+    """Options, adapters by case, and the reference: each request alone, with its adapter alone."""
+    if request.param == "8-bit activations" and not kernels.prepack_rows():
+        pytest.skip("needs CPU kernels with vector instructions")
+    options, loras = KINDS[request.param], LORAS if request.param == "adapters" else {}
+
+    def make_llm(case: int) -> LLM:
+        module = {name: adapters[name] for name in [loras.get(case)] if name}
+        alone = {"max_num_seqs": 1, "enable_prefix_caching": False, "lora_modules": module or None}
+        return build(demo, AMPLE_TOKENS, **alone, **options)
+
+    reference = run_alone(make_llm, MORE_CASES, loras)
+    return options | ({"lora_modules": adapters} if loras else {}), loras, reference
+
+
+def serve(llm, kind, direction=1, gap=0, context=""):
+    """Serves `MORE_CASES` and compares the results with the reference; returns both's outputs."""
+    _, loras, reference = kind
+    order = range(len(MORE_CASES))[::direction]
+    actual, logits = run_cases(llm, order, gap, MORE_CASES, loras)
+    assert_same_outputs(actual, logits, reference, context)
+    return actual, logits
 
 
 @pytest.mark.slow
-def test_greedy_matches_week_2(demo, reference):
-    model = Qwen3ModelWeek2(demo[0])
-    output = reference[0][0]
+@pytest.mark.parametrize("kind", ["plain"], indirect=True)
+def test_greedy_matches_week_2(demo, kind):
+    model, output = Qwen3ModelWeek2(demo[0]), kind[2][0][0]
     tokens = decode_with_cache(model, output.prompt_token_ids, make_sampler(0))
     assert output.token_ids == list(itertools.islice(tokens, len(output.token_ids)))
+
+
+@pytest.mark.parametrize("kind", ["adapters"], indirect=True)
+def test_one_batch(demo, kind):
+    serve(build(demo, AMPLE_TOKENS, max_num_seqs=8, **kind[0]), kind)
 
 
 PRODUCT = [
@@ -76,45 +92,54 @@ PRODUCT = [
 HALF = [case for number, case in enumerate(PRODUCT) if number.bit_count() % 2]
 
 
-def run_configurations(cases, make_llm, reference, loras=None) -> tuple[int, int, int]:
-    """Runs `MORE_CASES` on engines `make_llm(case)`, for cases of `PRODUCT`.
-
-    Returns the numbers of prefix cache hits, preemptions and accepted draft tokens.
-    """
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "stride"), [("plain", 1), ("int8 pages", 4), ("adapters", 5)], indirect=["kind"]
+)
+def test_all_configurations(demo, draft, kind, stride, exhaustive):
+    cases = PRODUCT if exhaustive and stride == 1 else HALF[::stride]
     hits = preemptions = accepted = 0
     for case in cases:
-        llm = make_llm(case)
-        direction, gap = case["arrival"]
-        order = range(len(MORE_CASES))[::direction]
-        actual, logits = run_cases(llm, order, gap, MORE_CASES, loras)
-        assert_same_outputs(actual, logits, reference, f"with {case}")
+        guess = case["guess"]
+        llm = build(
+            demo,
+            case["tokens"],
+            draft if guess else None,
+            block_size=case["page"],
+            max_num_seqs=4,
+            num_drafts=2 if guess else None,
+            max_num_batched_tokens=4 * (3 if guess else 1) + case["chunk"],
+            enable_prefix_caching=case["prefix"],
+            **kind[0],
+        )
+        actual, logits = serve(llm, kind, *case["arrival"], f"with {case}")
         # Verified draft tokens beyond an output's end add entries to `logits`.
-        assert case["guess"] or logits.keys() == reference[1].keys()
+        assert guess or logits.keys() == kind[2][1].keys()
         hits += sum(output.num_cached_tokens for output in actual.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
-    return hits, preemptions, accepted
-
-
-@pytest.mark.slow
-def test_all_configurations(demo, draft, reference, exhaustive):
-    cases = PRODUCT if exhaustive else HALF
-    hits, preemptions, accepted = run_configurations(
-        cases, lambda case: build_case(demo, draft, case), reference
-    )
     # The cases include prefix cache hits, preemptions and accepted draft tokens.
-    assert hits / len(cases) > 500 / len(PRODUCT)
-    assert preemptions / len(cases) > 20 / len(PRODUCT)
-    assert accepted / len(cases) > 200 / len(PRODUCT)
+    assert min(hits, preemptions, accepted) > 0
+    if stride == 1:
+        assert hits / len(cases) > 500 / len(PRODUCT)
+        assert preemptions / len(cases) > 20 / len(PRODUCT)
+        assert accepted / len(cases) > 200 / len(PRODUCT)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens", [TIGHT_TOKENS, AMPLE_TOKENS])
-@pytest.mark.parametrize(("chunk", "direction", "gap"), [(3, 1, 0), (200, -1, 2)])
-def test_with_ngram_proposer(demo, reference, tokens, chunk, direction, gap):
+@pytest.mark.parametrize(
+    ("kind", "tokens", "chunk", "arrival"),
+    [
+        *((name, TIGHT_TOKENS, 3, (1, 0)) for name in KINDS),
+        ("plain", TIGHT_TOKENS, 200, (-1, 2)),
+        ("plain", AMPLE_TOKENS, 3, (1, 0)),
+        ("plain", AMPLE_TOKENS, 200, (-1, 2)),
+    ],
+    indirect=["kind"],
+)
+def test_with_ngram_proposer(demo, kind, tokens, chunk, arrival):
     options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32 + chunk}
-    llm = build(demo, tokens, speculative="ngram", **options)
-    order = range(len(MORE_CASES))[::direction]
-    assert_same_outputs(*run_cases(llm, order, gap, MORE_CASES), reference)
-    assert llm.runner.statistics.num_accepted_tokens > 20
+    llm = build(demo, tokens, speculative="ngram", **options, **kind[0])
+    serve(llm, kind, *arrival)
+    assert llm.runner.statistics.num_accepted_tokens > (0 if kind[1] else 20)
     assert tokens == AMPLE_TOKENS or llm.scheduler.num_preemptions > 0

@@ -11,7 +11,6 @@ from tests.support import chat_prompt
 from tiny_llm import LLM, SamplingParams, UserError, load
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine import factory
-from tiny_llm.engine.scheduling.events import Recorder
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
 QUESTIONS = ["What is the capital of Japan?", "What is 17 + 25?", "What is the KV cache?"]
@@ -25,9 +24,6 @@ ANSWERS = [
 
 def engine(demo, **options) -> LLM:
     return LLM(demo, **{"kv_cache_bytes": 2**24, **options})
-
-
-# ---------------------------------------------------------------- generate
 
 
 def test_generate_preserves_prompt_order(demo):
@@ -53,12 +49,6 @@ def test_prompt_may_be_text_token_ids_or_messages(demo):
     assert [output.text for output in mixed] == [ANSWERS[0]] * 3
 
 
-def test_thinking(demo):
-    [output] = engine(demo).generate(chat(QUESTIONS[1]), GREEDY, enable_thinking=True)
-    assert "</think>" in output.text
-    assert output.text.endswith(ANSWERS[1])
-
-
 @pytest.mark.slow
 def test_sampling_params_per_prompt(either_device, demo):
     params = [SamplingParams(temperature=0, max_tokens=n) for n in (1, 2, 3)]
@@ -82,22 +72,15 @@ def test_invalid_request_does_not_affect_others(demo):
     assert_idle(llm)
 
 
-@pytest.mark.parametrize("prompts", [3, [3.5], ["a", 3], None, [[["a"]]], {1, 2}, b"abc"])
-def test_invalid_prompt_is_rejected(demo, prompts):
-    with pytest.raises(UserError, match="a prompt must be text, token ids"):
-        engine(demo).generate(prompts)
-
-
-def test_invalid_token_id_and_invalid_params(demo):
-    llm = engine(demo)
+def test_invalid_token_id_and_invalid_params(llm):
     for wrong in ("a", [], None, 2.0, True):
         outputs = llm.generate([[5, wrong], [5]], SamplingParams(max_tokens=1))
         assert outputs[0].error == f"prompt[1] must be an integer token id, got {wrong!r}."
         assert outputs[1].finish_reason == "length"
     [output] = llm.generate([[-1]])
     assert output.error == "token ids in the prompt must be from 0 to 4095, got -1."
-    [output] = llm.generate([[1] * 1_000_000])
-    assert output.error.startswith("the prompt has 1000000 tokens, but the model's context length")
+    [output] = llm.generate([[1] * 100_000])
+    assert output.error.startswith("the prompt has 100000 tokens, but the model's context length")
     with pytest.raises(
         UserError, match="sampling_params must be a SamplingParams, got {'max_tokens': 3}"
     ):
@@ -108,11 +91,7 @@ def test_invalid_token_id_and_invalid_params(demo):
     assert_idle(llm)
 
 
-# ---------------------------------------------------------------- params
-
-
-def test_stop_string_ends_generation_and_is_removed(demo):
-    llm = engine(demo)
+def test_stop_string_ends_generation_and_is_removed(llm):
     params = SamplingParams(temperature=0, max_tokens=60, stop=["of Ja", "never"])
     pieces = list(llm.stream(chat(QUESTIONS[0]), params))
     output = pieces[-1].request_output
@@ -122,8 +101,7 @@ def test_stop_string_ends_generation_and_is_removed(demo):
     assert_idle(llm)
 
 
-def test_stop_token_ids_and_ignore_eos(demo):
-    llm = engine(demo)
+def test_stop_token_ids_and_ignore_eos(llm):
     [plain] = llm.generate(chat(QUESTIONS[0]), GREEDY)
     third = plain.token_ids[2]
     params = SamplingParams(temperature=0, stop_token_ids=[third])
@@ -181,11 +159,7 @@ def test_engine_seed_is_the_default_sampling_seed(demo):
     assert sample(1) != first
 
 
-# ---------------------------------------------------------------- stream, step, abort
-
-
-def test_stream_yields_every_token(demo):
-    llm = engine(demo)
+def test_stream_yields_every_token(llm):
     texts, tokens = {}, {}
     for update in llm.stream(CHATS, GREEDY):
         texts[update.request_id] = texts.get(update.request_id, "") + update.text
@@ -197,16 +171,11 @@ def test_stream_yields_every_token(demo):
     assert_idle(llm)
 
 
-def test_closing_a_stream_aborts_its_requests(demo):
-    llm = engine(demo)
+def test_closed_and_unused_streams_leave_no_requests(llm):
     stream = llm.stream(CHATS, GREEDY)
     next(stream)
     stream.close()
     assert_idle(llm)
-
-
-def test_unused_stream_adds_no_requests(demo):
-    llm = engine(demo)
     stream = llm.stream(["a", "b"], GREEDY)
     assert_idle(llm)
     del stream
@@ -278,8 +247,7 @@ def test_generated_ids_avoid_caller_ids(demo):
         llm.abort(name)
 
 
-def test_generate_does_not_consume_step_outputs(demo):
-    llm = engine(demo)
+def test_generate_does_not_consume_step_outputs(llm):
     name = llm.add_request(chat(QUESTIONS[0]), GREEDY)
     [output] = llm.generate(chat(QUESTIONS[1]), GREEDY)
     assert output.text == ANSWERS[1]
@@ -315,50 +283,9 @@ def test_metric_timestamps_are_ordered(demo):
     assert waits == sorted(waits), "requests must be scheduled in order of arrival"
 
 
-# ---------------------------------------------------------------- prefix cache
-
-
-def test_prefix_cache_hit(demo):
-    llm = engine(demo, block_size=4)
-    prompt = chat(PARAGRAPH + QUESTIONS[0])
-    [cold] = llm.generate(prompt, GREEDY)
-    [warm] = llm.generate(prompt, GREEDY)
-    assert cold.num_cached_tokens == 0
-    assert warm.num_cached_tokens == (len(cold.prompt_token_ids) - 1) // 4 * 4
-    assert warm.token_ids == cold.token_ids
-
-
-def test_conversation_with_reasoning_reuses_the_common_prefix(demo):
-    llm = engine(demo, block_size=4)
-    messages = chat(QUESTIONS[0])
-    [first] = llm.generate(messages, GREEDY, enable_thinking=True)
-    content = first.text.rpartition("</think>")[2].strip()
-    messages += [{"role": "assistant", "content": content}, *chat(QUESTIONS[1])]
-    [second] = llm.generate(messages, GREEDY, enable_thinking=True)
-    turn_one = np.array(first.prompt_token_ids + first.token_ids)
-    turn_two = np.array(second.prompt_token_ids)
-    length = min(len(turn_one), len(turn_two))
-    common = int((turn_one[:length] == turn_two[:length]).cumprod().sum())
-    assert common >= 8, "the prompt of the second turn must start with the first user message"
-    assert second.num_cached_tokens == common // 4 * 4
-    [cold] = engine(demo).generate(messages, GREEDY, enable_thinking=True)
-    assert second.token_ids == cold.token_ids
-
-
-# ---------------------------------------------------------------- memory
-
-
-def test_memory_stays_within_budget(demo):
+@pytest.mark.parametrize("num_requests", [60, pytest.param(2000, marks=pytest.mark.slow)])
+def test_memory_stays_within_budget(demo, num_requests):
     """Memory is at most weights, KV memory and a constant for activations."""
-    serve_and_measure(demo, num_requests=60)
-
-
-@pytest.mark.slow
-def test_memory_stays_within_budget_over_many_requests(demo):
-    serve_and_measure(demo, num_requests=2000)
-
-
-def serve_and_measure(demo, num_requests: int) -> None:
     budget = 2**24  # KV memory of 2,048 tokens
     activations = 2**24  # bytes for 64 tokens, including logits
     rng = np.random.default_rng(5)
@@ -381,51 +308,6 @@ def serve_and_measure(demo, num_requests: int) -> None:
     assert_idle(llm)
 
 
-# ---------------------------------------------------------------- invalid options
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"block_size": 0}, "block_size must be at least 1, got 0."),
-        ({"block_size": 2.0}, "block_size must be an integer of at least 1, got 2.0."),
-        (
-            {"kv_cache_bytes": 1000},
-            r"kv_cache_bytes must be at least 262144 \(a page of 32 tokens\), got 1000\.",
-        ),
-        *(
-            ({name: value}, f"{name} must be an integer of at least 1, got {message}")
-            for name, value, message in (
-                ("kv_cache_bytes", 1e8 / 3, "33333333.33"),
-                ("kv_cache_bytes", float("inf"), "inf"),
-                ("kv_cache_bytes", "1GB", "'1GB'"),
-                ("max_num_batched_tokens", "64", "'64'."),
-                ("max_num_seqs", 8.5, "8.5."),
-            )
-        ),
-        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
-        (
-            {"max_num_batched_tokens": 3, "max_num_seqs": 4},
-            "max_num_batched_tokens must be at least 4 for max_num_seqs=4 .*, got 3",
-        ),
-        ({"draft_model": "demo-draft", "num_drafts": 0}, "num_drafts must be at least 1, got 0."),
-        ({"draft_model": 5}, "5 is not a model; pass a name, a folder, or the pair"),
-        ({"seed": "a"}, "seed must be an integer of at least 0, got 'a'."),
-        ({"kv_cache_bytes": 2e18}, r"must be at most \d+ \(this machine's memory\), got 2000"),
-        ({"max_queue": -1}, "max_queue must be at least 0, got -1."),
-        ({"num_drafts": 3}, "num_drafts=3 requires draft_model or speculative='ngram' or 'mtp'"),
-        ({"speculative": "magic"}, "speculative must be 'ngram', 'mtp' or None, got 'magic'."),
-        ({"load_format": "magic"}, "load_format must be 'auto' or 'dummy', got 'magic'."),
-        ({"enable_prefix_caching": "no"}, "must be True or False, got 'no'."),
-        ({"listener": 5}, "listener must be a callable that takes one event, or None, got 5."),
-        ({"seed": 2**64}, r"seed must be below 2\*\*64, got \d+."),
-    ],
-)
-def test_invalid_engine_options_are_rejected(demo, options, message):
-    with pytest.raises(UserError, match=message):
-        engine(demo, **options)
-
-
 def test_model_is_a_name_a_folder_or_a_pair(demo):
     [expected] = engine(demo).generate(chat(QUESTIONS[1]), GREEDY)
     for model in ("demo", str(TARGET_PATH), TARGET_PATH, list(demo)):
@@ -436,11 +318,6 @@ def test_model_is_a_name_a_folder_or_a_pair(demo):
     for wrong in (None, 5, b"demo", model, *pairs):
         with pytest.raises(UserError, match=r"is not a model; pass a name, a folder, or the pair"):
             engine(wrong)
-
-
-def test_kv_cache_bytes_may_be_a_float(demo):
-    as_float, as_int = (engine(demo, kv_cache_bytes=size).describe() for size in (1e7, 10**7))
-    assert as_float == as_int
 
 
 def test_seed_none_is_random(demo):
@@ -459,17 +336,3 @@ def test_draft_with_another_vocabulary_is_rejected(demo, monkeypatch):
     monkeypatch.setattr(factory, "_load_model", lambda model, *_: (*model, None))
     with pytest.raises(UserError, match="draft and target must share one vocabulary"):
         LLM((model, tokenizer), draft_model=(model, OtherTokenizer()))
-
-
-def test_recording(demo, tmp_path):
-    llm = engine(demo)
-    recorder = Recorder(llm.describe())
-    llm.scheduler.listener = recorder
-    outputs = llm.generate(CHATS, GREEDY)
-    events = recorder.recording()["events"]
-    token_ids = {}
-    for event in events:
-        if event["event"] == "tokens_added":
-            token_ids.setdefault(event["request_id"], []).extend(event["token_ids"])
-    assert list(token_ids.values()) == [output.token_ids for output in outputs]
-    assert recorder.recording()["engine"]["page_size"] == 32

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import ByteDetokenizer
-from tiny_llm.engine.output_processor import ReasoningTokens, StopChecker
-from tiny_llm.engine.scheduling.outputs import CompletionOutput
+from tiny_llm.engine.outputs.output_processor import ReasoningTokens, StopChecker
+from tiny_llm.engine.scheduling.request import CompletionOutput
 
 
 def emitted_texts(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:

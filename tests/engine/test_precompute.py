@@ -2,10 +2,12 @@
 
 import pytest
 
-from tests.engine.support import PARAGRAPH, finish
+from tests.engine.hybrid import write_hybrid
+from tests.engine.spec_decode.test_mtp import write_predictable
+from tests.engine.support import PARAGRAPH, assert_idle, finish
 from tiny_llm import LLM, SamplingParams
 
-GREEDY = SamplingParams(temperature=0, max_tokens=8)
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 def build(**options) -> LLM:
@@ -19,21 +21,26 @@ def precompute_all(llm, ids) -> int:
     return steps
 
 
-@pytest.mark.parametrize("draft", [None, "demo-draft"])
-def test_precomputed_pages_are_hit_without_changing_outputs(draft):
-    llm = build(draft_model=draft)
+@pytest.mark.parametrize("kind", ["plain", "draft model", "hybrid", "mtp"])
+def test_precomputed_pages_are_hit_without_changing_outputs(tmp_path, kind):
+    model, options = "demo", {"draft_model": "demo-draft"} if kind == "draft model" else {}
+    if kind == "hybrid":
+        model = str(write_hybrid(tmp_path / "model"))
+    elif kind == "mtp":
+        model, options = write_predictable(tmp_path / "model", noise=0.1), {"speculative": "mtp"}
+    llm = LLM(model, kv_cache_bytes=2**24, **options)
     ids = llm.tokenizer.encode(PARAGRAPH * 3)
     size = llm.scheduler.config.page_size
     assert len(ids) > 2 * size
     assert precompute_all(llm, ids) == len(ids) // size
     assert (llm.scheduler.num_prompt_tokens, llm.scheduler.num_cached_tokens) == (0, 0)
-    llm.scheduler.check_integrity()
-    assert not llm.has_unfinished_requests
+    assert_idle(llm)
     [warm] = llm.generate([*ids, 17], GREEDY)
     assert warm.num_cached_tokens == len(ids) // size * size
-    [cold] = build().generate([*ids, 17], GREEDY)
+    [cold] = LLM(model, kv_cache_bytes=2**24).generate([*ids, 17], GREEDY)
     assert warm.token_ids == cold.token_ids
     assert not llm.precompute(ids)  # all pages are cached
+    assert llm.runner.statistics.num_accepted_tokens > 0 or kind in ("plain", "hybrid")
 
 
 def test_precompute_is_a_no_op_when_busy_or_too_long():

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from tests.engine.hybrid import write_hybrid
-from tests.models.support import write_family
+from tests.models.support import FAMILIES, write_family
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.models.loading import load_weights
 from tiny_llm.models.model_size import model_size
@@ -81,20 +81,8 @@ QUANTIZED += [("mxfp8", 8, 32), ("nvfp4", 4, 16)]
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "bits", "group_size"), [(None, 16, 0), *QUANTIZED])
 def test_declared_bytes_bound_the_loaded_weights(tmp_path, mode, bits, group_size):
-    config = {
-        "model_type": "qwen3",
-        "vocab_size": 4096,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10_000.0,
-        "tie_word_embeddings": True,
-    }
+    sizes = {"vocab_size": 4096, "hidden_size": 256, "head_dim": 64, "intermediate_size": 512}
+    config = {**FAMILIES["qwen3"], **sizes, "tie_word_embeddings": True}
     if mode is not None:
         config["quantization"] = {"mode": mode, "bits": bits, "group_size": group_size}
     write_family(tmp_path, config)

@@ -269,11 +269,3 @@ def test_int8_pages_and_backends(model, options):
     if "attention_backend" in options:
         [paged] = build(model).generate([LONG], GREEDY, use_tqdm=False)
         assert actual.token_ids == paged.token_ids
-
-
-def test_context_length_limits_a_request(mistral):
-    llm = build(mistral, max_model_len=100)
-    [output] = llm.generate(
-        [LONG[:90]], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False
-    )
-    assert (len(output.token_ids), output.finish_reason) == (10, "length")

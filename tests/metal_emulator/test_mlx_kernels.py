@@ -66,6 +66,7 @@ def test_rows_written_by_two_mlx_simdgroups():
         run_matvec("qmv", 13, 192, "race")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["plain", "race"])
 def test_quantized_matmul(mode):
     M, O, I = 37, 45, 128

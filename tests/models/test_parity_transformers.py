@@ -11,7 +11,7 @@ import pytest
 from tests.models.support import import_references, random_ids, sequence_logits, transformers_logits
 from tests.support import as_numpy, token_prompts
 from tiny_llm import LLM, Qwen3ModelWeek1, SamplingParams, load
-from tiny_llm.kv_storage.paged_storage import RaggedBatch
+from tiny_llm.kv_storage.step_plan import RaggedBatch
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.serving_model import serving_model
 

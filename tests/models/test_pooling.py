@@ -12,7 +12,7 @@ from tests.models.support import import_references
 from tiny_llm import LLM, SamplingParams, UserError
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine import factory
-from tiny_llm.models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
+from tiny_llm.models.output_heads import SCORE_INSTRUCTION, SCORE_TEMPLATE
 
 # torch and transformers are imported by the fixture, because importing takes seconds.
 torch: Any

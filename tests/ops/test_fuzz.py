@@ -282,15 +282,15 @@ fuzzed = settings(
 )
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name in CASE_OF])
+@pytest.mark.parametrize("kernel", [name for name in NAMES if name in CASE_OF])
 @fuzzed
 @given(data=st.data())
-def test_valid_arguments_give_correct_results(instruction_set, name, data):
-    kwargs, expected = CASE_OF[name](Arguments(data.draw))
+def test_valid_arguments_give_correct_results(instruction_set, kernel, data):
+    kwargs, expected = CASE_OF[kernel](Arguments(data.draw))
     expected = expected if isinstance(expected, tuple) else (expected,)
-    actual = outcome(name, kwargs)
+    actual = outcome(kernel, kwargs)
     for result, reference in zip(actual, expected, strict=True):
-        assert_close(result, mx.array(reference.astype(np.float32)), name, ulps=40)
+        assert_close(result, mx.array(reference.astype(np.float32)), kernel, ulps=40)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from tests.support import assert_same_bits, tiny_model, tiny_quantized_model
 from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, Qwen3ModelWeek3
 from tiny_llm.errors import OutOfPagesError
 from tiny_llm.kv_cache.page_pool import TinyKvPagedPool
-from tiny_llm.kv_storage.paged_storage import RaggedBatch
+from tiny_llm.kv_storage.step_plan import RaggedBatch
 
 # Graph capture supports only the CPU.
 pytestmark = pytest.mark.usefixtures("on_cpu")

@@ -123,7 +123,7 @@ def children_of(parent: int) -> list[int]:
 def ranks_of(parent: int) -> list[int]:
     """Pids of a process's tensor-parallel workers."""
     commands = {child: _read(Path(f"/proc/{child}/cmdline")) for child in children_of(parent)}
-    return [child for child, command in commands.items() if b"run_spawned_worker" in command]
+    return [child for child, command in commands.items() if b"join_launched_ranks" in command]
 
 
 def _read(path: Path) -> bytes:

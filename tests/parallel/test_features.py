@@ -19,11 +19,11 @@ from tiny_llm import LLM, ModelError, SamplingParams, load_weights
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.execution import tp_model
 from tiny_llm.engine.execution.paged_model import PagedModel
-from tiny_llm.kv_storage.disk.page_file import HEADER_BYTES
+from tiny_llm.kv_storage.disk.store import HEADER_BYTES
 from tiny_llm.models.checkpoint.layout import read_model_config
 from tiny_llm.models.checkpoint.sharding import RankShard
 from tiny_llm.models.families.registry import read_config
-from tiny_llm.models.lora.adapter import read_adapter
+from tiny_llm.models.lora_adapters import read_adapter
 
 __all__ = ["folder"]  # a fixture, imported so that pytest finds it
 
@@ -31,9 +31,6 @@ TWO = {"tensor_parallel_size": 2}
 FLOAT32 = {"torch_dtype": "float32"}
 ADAPTERS = {"a": 5, "b": 3}  # ranks
 LORAS = {0: "a", 1: None, 2: "b", 3: "a", 4: "b"}
-
-
-# ---------------------------------------------------------------- prefix cache on disk
 
 
 @pytest.mark.slow
@@ -95,9 +92,6 @@ def test_ctrl_c_while_pages_are_copied_keeps_the_ranks_in_sync(tmp_path, monkeyp
                 generate_one(llm, PROMPT if name == "write_rows" else f"Other. {PROMPT}")
             monkeypatch.undo()
             assert generate_one(llm).token_ids == expected.token_ids
-
-
-# ---------------------------------------------------------------- LoRA adapters
 
 
 @pytest.mark.parametrize(
@@ -178,9 +172,6 @@ def test_adapter_missing_on_another_rank(monkeypatch):
         LLM("demo", lora_modules={"a": "/missing"}, **TWO)
     monkeypatch.undo()
     assert generate_one(LLM("demo", **TWO)).token_ids  # the rank group is still usable
-
-
-# ---------------------------------------------------------------- multi-token prediction
 
 
 def test_exact_mtp_layer_is_always_accepted(tmp_path):

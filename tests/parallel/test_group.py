@@ -1,6 +1,7 @@
 """Calls that run on all ranks: replicas, deletion, failures; connection of the ranks."""
 
 import gc
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from tiny_llm import LLM, ModelError, UserError
@@ -147,53 +149,38 @@ def test_deferred_interrupt_of_a_failing_call():
         signal.signal(signal.SIGINT, before)
 
 
-# ---------------------------------------------------------------- connection of the ranks
-
-
 def test_strangers_are_not_ranks(monkeypatch):
     """Rank 0 accepts only a connection with the key that it has sent over MLX."""
-    key = b"0123456789abcdef"
     connect: list[Any] = []
-    monkeypatch.setattr(os, "urandom", lambda size: key)
+    monkeypatch.setenv("TINY_LLM_NUM_THREADS", "1")
 
     def gather_text(text: str, comm: Any) -> list[str]:
-        _, port, key_text = text.split("\n")
-        assert bytes.fromhex(key_text) == key
-        address = ("127.0.0.1", int(port))
-        with socket.create_connection(address) as stranger:
-            stranger.sendall(key)
-        connect.append(threading.Thread(target=join_as_rank_1, args=(address,)))
+        host, port, key = json.loads(text)[2]
+        with socket.create_connection((host, port)) as stranger:
+            stranger.sendall(b"0123456789abcdef")
+        connect.append(threading.Thread(target=join_as_rank_1, args=((host, port), key)))
         connect[0].start()
         return [text]
 
-    def join_as_rank_1(address: tuple[str, int]) -> None:
-        for other in (b"another key", key):
-            with suppress(AuthenticationError), Client(address, authkey=other) as worker:
+    def join_as_rank_1(address: tuple[str, int], key: str) -> None:
+        for authkey in (b"another key", bytes.fromhex(key)):
+            with suppress(AuthenticationError), Client(address, authkey=authkey) as worker:
                 worker.send(1)
                 worker.send("connected")
 
     monkeypatch.setattr(launch, "gather_text", gather_text)
-    monkeypatch.setattr(launch, "_rank_0_host", lambda backend: "127.0.0.1")
-    [connection] = launch._connect(TwoRanks(), "ring")
+    [connection] = launch._connect(TwoRanks(), "127.0.0.1", "tiny-llm 1")
     assert connection.recv() == "connected"
     connect[0].join()
     with socket.socket(fileno=os.dup(connection.fileno())) as tcp:  # detects a lost machine
         assert tcp.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
-def test_missing_worker_is_a_user_error(monkeypatch):
-    def time_out(comm, backend):
-        raise TimeoutError("timed out")
-
-    monkeypatch.setattr(launch, "launcher_backend", lambda: "ring")
-    monkeypatch.setattr(launch, "init_distributed", lambda backend, timeout: OneRank())
-    monkeypatch.setattr(launch, "gather_text", lambda text, comm: [text])
-    monkeypatch.setattr(launch, "_connect", time_out)
-    with pytest.raises(UserError, match="the ranks cannot be connected: timed out"):
-        launch.join_launched_ranks()
-
-
-def test_failed_ring_kills_the_workers(monkeypatch):
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [(launch.WORKER_PROGRAM, "no route to host"), ("import missing", "a worker failed to start")],
+)
+def test_failed_start_kills_the_workers(monkeypatch, program, message):
     processes = []
 
     class Process(subprocess.Popen):
@@ -201,15 +188,17 @@ def test_failed_ring_kills_the_workers(monkeypatch):
             super().__init__(*args, **options)
             processes.append(self)
 
-    def fail(rank, addresses):
+    def fail(strict, backend):
         raise RuntimeError("no route to host")
 
     monkeypatch.setenv("TINY_LLM_NUM_THREADS", "1")
     monkeypatch.setattr(subprocess, "Popen", Process)
-    monkeypatch.setattr(launch, "join_ring", fail)
-    with pytest.raises(UserError, match="the ranks cannot be connected: no route to host"):
+    monkeypatch.setattr(launch, "WORKER_PROGRAM", program)
+    monkeypatch.setattr(mx.distributed, "init", fail)
+    with pytest.raises(UserError, match=f"the ranks cannot be connected: {message}"):
         launch._spawn_group(2)
-    assert [process.wait(60) for process in processes] == [-signal.SIGKILL]
+    assert processes[0].wait(60) != 0
+    assert launch.launcher_backend() is None
 
 
 def test_ranks_of_mpi_on_one_machine_use_loopback(monkeypatch):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.engine.tool_calls.test_harmony import ADD, STOP, parse
-from tiny_llm.models.tokenizer.detokenizer import decode_byte_level
 from tiny_llm.models.tokenizer.loader import open_tokenizer
+from tiny_llm.models.tokenizer.tokenizer import decode_byte_level
 
 WORDS = ["a", " sum", "\n", " <", "|>", "é", " {", "}", '"', " to=functions.add", "  x", "final"]
 CALLS = [

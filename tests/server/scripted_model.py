@@ -20,8 +20,7 @@ from tiny_llm.cli import serve
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.core import EngineCore
 from tiny_llm.engine.execution.paged_model import Span
-from tiny_llm.engine.scheduling.outputs import SchedulerOutput
-from tiny_llm.engine.scheduling.request import EngineRequest
+from tiny_llm.engine.scheduling.request import EngineRequest, SchedulerOutput
 
 Script = list[list[Any]]
 

@@ -23,11 +23,10 @@ from tiny_llm import (
 )
 from tiny_llm.attention.paged import paged_attention_varlen_reference
 from tiny_llm.engine.scheduling.config import SchedulerConfig
-from tiny_llm.engine.scheduling.outputs import ChunkOutput
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.page_manager import PageManager
 from tiny_llm.engine.scheduling.prefix_cache import PrefixNode
-from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
+from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest, RequestState
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 from tiny_llm.kv_storage import KvLayout, LayerKv
 from tiny_llm.kv_storage.planned_layers import layer_cache_views

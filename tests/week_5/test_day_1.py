@@ -15,7 +15,7 @@ from tests.week_5.support import run
 from tiny_llm import demo
 from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
-from tiny_llm.engine.scheduling.outputs import StreamOutput
+from tiny_llm.engine.scheduling.request import StreamOutput
 from tiny_llm.server.engine_client.messages import (
     AbortRequest,
     EngineReady,

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
 from tests.support import assert_equal
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
-from tiny_llm.engine.scheduling.outputs import StreamOutput
+from tiny_llm.engine.scheduling.request import StreamOutput
 from tiny_llm.errors import UserError
 from tiny_llm.server.engine_client import engine_thread
 from tiny_llm.server.engine_client.engine_thread import EngineThread

@@ -11,12 +11,12 @@ from tests.support import assert_equal
 from tiny_llm.cli.batching.open_loop import (
     SLO,
     RequestTimes,
+    Workload,
     goodput,
     percentile,
     poisson_arrivals,
     run_open_loop,
 )
-from tiny_llm.cli.batching.workload import Workload
 
 
 class VirtualEngine:

@@ -19,8 +19,7 @@ from tests.engine.structured_output.tiny_language import (
 )
 from tests.support import as_numpy, assert_equal
 from tiny_llm.engine.execution.sampler import SamplingRow
-from tiny_llm.engine.inputs.sampling_params import SamplingParams
-from tiny_llm.engine.inputs.structured_outputs import StructuredOutputs
+from tiny_llm.engine.inputs.sampling_params import SamplingParams, StructuredOutputs
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.spec_decode.grammar_proposer import (
     MAX_GRAMMAR_DRAFT_TOKENS,

@@ -5,24 +5,24 @@ from typing import Any
 
 import pytest
 
-from tiny_llm.engine.structured_output.thinking_budget import ThinkingBudget, thinking_tokens
-from tiny_llm.engine.tool_calls.format import ToolCallFormat
-from tiny_llm.engine.tool_calls.formats.hermes import HermesFormat
-from tiny_llm.engine.tool_calls.text_source import (
-    ArgumentsDelta,
-    CallEnd,
-    CallStart,
-    MalformedCallError,
-    TextSource,
-)
-from tiny_llm.server.protocol.output_parser import (
+from tiny_llm.engine.outputs.output_parser import (
     OutputParser,
     ParsedDelta,
     ReasoningDelta,
     TextDelta,
     tag_prefix_length,
 )
-from tiny_llm.server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
+from tiny_llm.engine.structured_output.thinking_budget import ThinkingBudget, thinking_tokens
+from tiny_llm.engine.tool_calls.format import (
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    MalformedCallError,
+    TextSource,
+    ToolCallFormat,
+)
+from tiny_llm.engine.tool_calls.json_calls import HermesFormat
+from tiny_llm.engine.tool_calls.reader import ToolCallDelta, ToolCallOptions
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 

@@ -11,8 +11,13 @@ from tests.models.support import MIXTURE, sequence_logits
 from tests.support import as_numpy, assert_close, assert_equal, assert_same_bits, random
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.families.decoder import Decoder
-from tiny_llm.models.families.expert_matmul import SeparateExperts, expert_segments, sort_by_expert
-from tiny_llm.models.families.experts import combine_experts, select_experts
+from tiny_llm.models.families.experts import (
+    SeparateExperts,
+    combine_experts,
+    expert_segments,
+    select_experts,
+    sort_by_expert,
+)
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 

@@ -10,15 +10,17 @@ from tests.engine.hybrid import CONFIG, build
 from tests.engine.scheduler_harness import add, scheduler, step
 from tests.support import assert_equal
 from tiny_llm import SamplingParams, load
-from tiny_llm.engine.scheduling.outputs import Chunk, SchedulerOutput
+from tiny_llm.engine.scheduling.checkpoints import Checkpoint, Checkpoints
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.prefix_cache import PrefixNode
-from tiny_llm.engine.scheduling.request import EngineRequest
+from tiny_llm.engine.scheduling.request import Chunk, EngineRequest, SchedulerOutput
 from tiny_llm.engine.scheduling.scheduler import Scheduler
-from tiny_llm.engine.scheduling.states import StateSlots
-from tiny_llm.engine.scheduling.states.checkpoints import Checkpoint, Checkpoints
-from tiny_llm.engine.scheduling.states.placement import cached_prefix, prompt_end_positions
-from tiny_llm.engine.scheduling.states.state_slots import RequestSlots
+from tiny_llm.engine.scheduling.state_slots import (
+    RequestSlots,
+    StateSlots,
+    cached_prefix,
+    prompt_end_positions,
+)
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 
 pytestmark = pytest.mark.usefixtures("on_cpu")

@@ -10,18 +10,18 @@ import pytest
 
 from tests.engine.disk_cache.support import engine, generate_one
 from tests.support import assert_equal
-from tiny_llm.engine.execution.disk_cache.keys import page_key, stored_keys
+from tiny_llm.engine.execution.disk_cache.cache import page_key, stored_keys
 from tiny_llm.kv_storage.disk import store as store_module
-from tiny_llm.kv_storage.disk.page_file import (
+from tiny_llm.kv_storage.disk.store import (
     HEADER_BYTES,
     KEY_BYTES,
     MAGIC,
     CorruptPageError,
+    PageStore,
     page_header,
     read_page_file,
     write_page_file,
 )
-from tiny_llm.kv_storage.disk.store import PageStore
 
 ROOT = bytes(KEY_BYTES)
 KEY = bytes(range(KEY_BYTES))

@@ -94,7 +94,7 @@ ARRAY_FREE = (
     "engine.inputs",
     "engine.scheduling",
     "engine.tool_calls",
-    "engine.output_processor",
+    "engine.outputs.output_processor",
     "engine.structured_output.grammar",
     "engine.spec_decode.verification",
     "engine.spec_decode.grammar_proposer",

@@ -66,7 +66,7 @@ def restart_in_tree(
 
 def _unwritten_files(tree: Path, day: Day) -> list[str]:
     """Names of the learner's files with unwritten tasks, except those of `day`; prints a notice."""
-    from tiny_llm.cli.parsing.learner_tree import replacement_notice, unwritten_files
+    from tiny_llm.cli.parsing.command import replacement_notice, unwritten_files
 
     tasks = {task.id for task in day.tasks}
     own = {

@@ -29,10 +29,10 @@ def main() -> int:
     restart_in_tree(tree, "tools.course.stream_demo", day=day_of(5, 5))
 
     from tiny_llm import LLM, SamplingParams
+    from tiny_llm.engine.outputs.output_parser import OutputParser, ReasoningDelta, TextDelta
+    from tiny_llm.engine.tool_calls.reader import ToolCallOptions
     from tiny_llm.engine.tool_calls.registry import AUTO, find_format
     from tiny_llm.errors import TaskNotImplemented
-    from tiny_llm.server.protocol.output_parser import OutputParser, ReasoningDelta, TextDelta
-    from tiny_llm.server.protocol.tool_calls import ToolCallOptions
 
     llm = LLM("demo", kv_cache_bytes=2**25)
     call_format = find_format(AUTO, llm.tokenizer.chat_template)

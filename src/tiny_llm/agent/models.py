@@ -13,12 +13,11 @@ from ..cli.backends.remote import OpenAIClient
 from ..engine.inputs.prompts import ChatOptions, encode_prompt
 from ..engine.inputs.sampling_params import SamplingParams
 from ..engine.llm import LLM
+from ..engine.outputs.output_parser import TextDelta, make_output_parser
+from ..engine.tool_calls.reader import ToolCallDelta, ToolCallOptions
 from ..engine.tool_calls.registry import AUTO, find_format
 from ..errors import UserError
-from ..models.tokenizer.think_tags import think_tags
-from ..server.protocol.harmony_parser import make_output_parser
-from ..server.protocol.output_parser import TextDelta
-from ..server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
+from ..models.tokenizer.chat_template import think_tags
 
 Message = dict[str, Any]
 

@@ -22,16 +22,20 @@ from .. import kernels
 from ..errors import UserError
 from ..sampler import make_sampler
 from .backends.checkpoint import Checkpoint, open_checkpoint, open_llm
-from .batching.open_loop import SLO, goodput, percentile, poisson_arrivals, run_open_loop
-from .batching.runs import BatchRun, open_batch_run, peak_memory
-from .batching.workload import (
+from .batching.open_loop import (
+    SLO,
     LengthRange,
     TimestampTokenizer,
     Workload,
+    goodput,
     latencies,
+    percentile,
+    poisson_arrivals,
+    run_open_loop,
     summarize,
     synthetic_workload,
 )
+from .batching.runs import BatchRun, open_batch_run, peak_memory
 from .parsing.arguments import (
     ENGINE,
     add_batch_arguments,

@@ -9,8 +9,8 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
+from ..engine.outputs.output_parser import without_reasoning
 from ..errors import UserError
-from ..server.protocol.harmony_parser import without_reasoning
 from .backends.backend import Backend, open_backend
 from .backends.remote import RemoteBackend, add_remote_arguments, check_remote_arguments
 from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments

@@ -2,6 +2,6 @@
 
 `llm` is the public interface; `core` runs the steps. This package must not depend on HTTP.
 
-Reading order: llm, engine_args, core, inputs, scheduling, execution, spec_decode, tool_calls,
-structured_output, model_runner, output_processor, factory.
+Reading order: llm, engine_args, core, inputs, scheduling, execution, spec_decode, model_runner,
+tool_calls, structured_output, outputs, factory.
 """

@@ -14,23 +14,24 @@ from typing import Any
 
 from ..errors import UserError, check_token_ids, short_repr, summarize, validate_number
 from ..models import memory
-from ..models.tokenizer.detokenizer import detokenizer_with_leading_space
-from ..models.tokenizer.think_tags import think_tags
+from ..models.tokenizer.chat_template import think_tags
+from ..models.tokenizer.tokenizer import detokenizer_with_leading_space
 from .execution.disk_cache import DiskCache
 from .execution.exclusive_use import recovering
 from .execution.sampler import TokenCounts, completion_seed
 from .inputs.sampling_params import SamplingParams
 from .model_runner import ModelRunner
-from .output_processor import OutputProcessor, ReasoningTokens
-from .scheduling.outputs import (
+from .outputs.output_processor import OutputProcessor, ReasoningTokens
+from .scheduling.request import (
     ChunkOutput,
     CompletionOutput,
+    EngineRequest,
+    FinishReason,
     RequestMetrics,
     RequestOutput,
     SchedulerOutput,
     StreamOutput,
 )
-from .scheduling.request import EngineRequest, FinishReason
 from .scheduling.scheduler import Scheduler
 from .spec_decode.grammar_proposer import GrammarProposer
 from .spec_decode.ngram_proposer import NgramProposer

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ..errors import UserError, short_repr, validate_seed
 from ..kv_storage.int8_rows import KvCacheDtype
-from ..models.heads.pooling import Task
+from ..models.output_heads import Task
 from ..models.parallel.launch import num_launched_ranks
 from .inputs.options import byte_count, check_options, option
 from .scheduling.events import Listener

@@ -10,15 +10,20 @@ from ..errors import UserError, short_repr
 from ..models import ServingModel, check_has_mtp, load_weights, mtp_model, serving_model
 from ..models.checkpoint.safe_io import model_errors
 from ..models.families.decoder import Decoder
-from ..models.heads.mtp import MtpDecoder
-from ..models.heads.pooling import Task, detect_task, pool_embeddings, pool_scores, score_tokens
 from ..models.hub import find_config
-from ..models.lora import attach_adapters
+from ..models.lora_adapters import attach_adapters
+from ..models.output_heads import (
+    MtpDecoder,
+    Task,
+    detect_task,
+    pool_embeddings,
+    pool_scores,
+    score_tokens,
+)
 from ..models.parallel.decoder import TensorParallelDecoder
 from ..models.parallel.launch import current_group
 from ..models.tokenizer.chat_template import set_chat_template
-from ..models.tokenizer.detokenizer import with_detokenizer
-from ..models.tokenizer.draft_tokenizer import check_same_vocabulary
+from ..models.tokenizer.tokenizer import check_same_vocabulary, with_detokenizer
 from .engine_args import EngineArgs, Model, StrPath
 from .execution.kv_memory import KvMemory
 from .execution.paged_model import PagedModel
@@ -54,7 +59,7 @@ def load_models(args: EngineArgs) -> LoadedModels:
     model, mtp = args.model, args.speculative == "mtp"
     if args.tensor_parallel_size > 1:
         name = os.fspath(cast("StrPath", model))
-        model = load_sharded(name, args.tensor_parallel_size, args.load_format, mtp=mtp)
+        model = load_sharded(name, args.tensor_parallel_size, args.load_format, mtp)
     target, tokenizer, mtp_layer = _load_model(model, args, mtp)
     if args.chat_template is not None:
         set_chat_template(tokenizer, args.chat_template)

@@ -20,9 +20,9 @@ from dataclasses import asdict, fields, replace
 from typing import Any, Concatenate, ParamSpec
 
 from ..errors import UserError, short_repr
-from ..models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..models.hub import is_terminal
 from ..models.memory import available_memory
+from ..models.output_heads import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from .core import EngineCore
 from .engine_args import EngineArgs
 from .execution.disk_cache import make_disk_cache
@@ -39,7 +39,7 @@ from .inputs.options import check_names
 from .inputs.prompts import ChatOptions, Prompt, Prompts, encode_prompt, is_chat, normalize_prompts
 from .inputs.sampling_params import SamplingParams
 from .scheduling.config import SchedulerConfig
-from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
+from .scheduling.request import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .spec_decode.ngram_proposer import NgramProposer
 
 # Parameters of all prompts, or one per prompt; None for the defaults.

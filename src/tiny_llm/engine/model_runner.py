@@ -6,21 +6,23 @@ This module must not depend on request queues or text.
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
 from .. import kernels
-from .execution.logprobs import ScoredPrompt, add_prompt_logprobs, prompt_logprob_rows
 from .execution.paged_model import PagedModel, Span
-from .execution.sampler import SamplerOutput, SamplingRow
-from .scheduling.outputs import Chunk, ChunkOutput, SchedulerOutput
-from .scheduling.request import EngineRequest
+from .execution.sampler import SamplerOutput, SamplingRow, top_logprobs
+from .scheduling.request import Chunk, ChunkOutput, EngineRequest, SchedulerOutput
 from .spec_decode.draft_model import DraftModel, MtpDrafter
 from .spec_decode.verification import SpeculationStatistics, accepted_tokens
 
+# Rows per log-softmax, to limit its temporary memory: rows × vocabulary size floats.
+LOGPROBS_CHUNK_SIZE = 32
 NAN_LOGITS = "the model produced NaN logits, so no token can be sampled."
 NAN_RESULT = "the model's output contains NaN or infinity."
+
+ScoredPrompt = tuple[EngineRequest, list[int]]  # a request, and its prompt tokens to score
 
 
 class AsyncScheduling:
@@ -271,3 +273,49 @@ def target_spans(
         if chunk.samples:
             rows.extend(range(num_tokens - len(drafts) - 1, num_tokens))
     return spans, rows
+
+
+def prompt_logprob_rows(
+    chunks: Sequence[Chunk], draft_tokens: Sequence[Sequence[int]]
+) -> tuple[list[ScoredPrompt], list[int]]:
+    """Finds the rows, among a step's T tokens, that score prompt tokens.
+
+    The logits at prompt token p score token p + 1, so prompt logprobs need logits for all rows of a
+    prompt chunk; sampling needs only the last row's.
+
+    Returns:
+        (requests with the prompt tokens to score, row that scores each of these tokens).
+    """
+    scored: list[ScoredPrompt] = []
+    rows: list[int] = []
+    num_tokens = 0
+    for chunk, chunk_drafts in zip(chunks, draft_tokens, strict=True):
+        request = chunk.request
+        first, end = max(chunk.start, request.num_scored), min(chunk.end, request.num_to_score)
+        if first < end:
+            scored.append((request, request.token_ids[first + 1 : end + 1]))
+            rows += range(num_tokens + first - chunk.start, num_tokens + end - chunk.start)
+        num_tokens += chunk.end - chunk.start + len(chunk_drafts)
+    return scored, rows
+
+
+def add_prompt_logprobs(
+    results: dict[str, ChunkOutput], scored: Sequence[ScoredPrompt], logits: mx.array
+) -> None:
+    """Adds prompt logprobs to a step's results.
+
+    Args:
+        results: by request id; requests that do not sample in this step are added.
+        logits: R×V, at the rows from `prompt_logprob_rows`.
+    """
+    first = 0
+    for request, tokens in scored:
+        logprobs = []
+        for start in range(0, len(tokens), LOGPROBS_CHUNK_SIZE):
+            part = tokens[start : start + LOGPROBS_CHUNK_SIZE]
+            counts = [request.params.prompt_logprobs or 0] * len(part)
+            rows = logits[first + start : first + start + len(part)]
+            logprobs += top_logprobs(rows, counts, part)
+        first += len(tokens)
+        result = results.get(request.request_id, ChunkOutput([]))
+        results[request.request_id] = replace(result, prompt_logprobs=logprobs)

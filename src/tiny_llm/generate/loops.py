@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..models.tokenizer.draft_tokenizer import check_same_tokenizer
+from ..models.tokenizer.tokenizer import check_same_tokenizer
 from ..sampler import Sampler, sample
 from .speculative import SpeculativeDecoding
 from .stream import stream_generate

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from .. import kernels
 from ..errors import UserError, check_int, check_token_ids
-from ..models.tokenizer.detokenizer import with_detokenizer
+from ..models.tokenizer.tokenizer import with_detokenizer
 from ..sampler import Sampler, make_sampler
 
 # (model, prompt ids, sampler) -> endless iterator of token ids, as ints or one-element arrays.

@@ -3,12 +3,10 @@
 Holds the memory; `engine/scheduling` decides which request owns a page, and when pages are evicted.
 This package must not depend on models, requests or text. The course's caches are in `kv_cache`.
 
-Reading order: kv_layout, state_storage, step_plan, layer_cache, planned_layers,
-paged_storage, int8_rows, disk.
+Reading order: step_plan, layer_cache, planned_layers, paged_storage, int8_rows, disk.
 """
 
-from .kv_layout import KvLayout, LayerKv
-from .paged_storage import PagedStorage, RaggedBatch
-from .state_storage import StateShape, StateStorage
+from .paged_storage import KvLayout, LayerKv, PagedStorage, StateShape, StateStorage
+from .step_plan import RaggedBatch
 
 __all__ = ["KvLayout", "LayerKv", "PagedStorage", "RaggedBatch", "StateShape", "StateStorage"]

@@ -1,116 +1,227 @@
-"""Page storage: KV pages of all layers, with one block table or several; ragged batches.
+"""Page storage: KV pages and recurrent states of all layers, in memory.
 
 Unlike in a `TinyKvPagedPool`, a page id refers to the same page in every layer's arrays, so layers
-share block tables (`kv_layout.py`). The engine allocates page ids; this module holds the memory and
-builds a step's metadata.
+share block tables. The engine allocates page ids and state slots; this module holds the memory.
+
+All pages have equal bytes, so one free list serves all layers. A *block* is `page_size` tokens of
+a sequence; its keys and values take `block_pages` pages with consecutive entries in the request's
+page ids. A *table* is a set of layers with the same window and row size, at most one per array,
+that use the same page ids of each block in different arrays. For six layers, four with a window:
+
+    array          0         1            pages of a block    freed before the window
+    window table   layer 0   layer 1      1                   yes
+    window table   layer 3   layer 4      1                   yes
+    full table     layer 2   layer 5      2                   no
+
+Full-attention rows are twice as long in this example, so each page holds half a block.
 """
 
 import math
+import sys
 from array import array
 from collections.abc import Collection, Sequence
-from itertools import chain
-from typing import Any
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from .. import kernels
-from .kv_layout import KvLayout
-from .state_storage import StateStorage, release_rows
-from .step_plan import AttentionMetadata, StepPlan
+from .step_plan import RaggedBatch, StepPlan
 
-Integers = Sequence[int] | mx.array
+MAX_PADDING = 1 / 8  # maximum unused fraction of a block's memory
 
 
-class RaggedBatch:
-    """One step's tokens: T tokens of B sequences, concatenated without padding.
+class LayerKv(NamedTuple):
+    """One layer's keys or values: `num_heads` rows of `row_width` elements per token."""
 
-    With several block tables, `slot_mapping` and `block_table` have one entry per table.
+    window: int  # number of most recent tokens that a query attends to; 0 for all
+    num_heads: int
+    row_width: int
 
-    Args:
-        positions: T, each token's position in its sequence.
-        slot_mapping: T, each token's slot: page_id · page_size + position % page_size.
-        cu_seqlens_q: B+1: sequence s has tokens cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1.
-        context_lens: B, each sequence's length including this step's tokens.
-        block_table: B×max_pages, each sequence's pages in order, padded with −1. List rows may
-            differ in length.
-        state_read_slots: B, slot with the recurrent state before each sequence's first token; −1
-            for a new sequence. None for models without recurrent state.
-        state_write_slots: T, slot for the state after each token; −1 discards the state. No two
-            tokens may write the same slot, and none may write a slot that another sequence reads.
-        adapter_ids: T, index of each token's LoRA adapter; −1 for none. None if no token uses one.
+    @property
+    def size(self) -> int:
+        return self.num_heads * self.row_width
+
+
+class KvTable(NamedTuple):
+    """Layers that share `num_pages` pages of each block, from index `first` in the block."""
+
+    window: int
+    first: int
+    num_pages: int
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """Tables and arrays of a model's layers.
 
     Attributes:
-        positions, attention_metadata: the arguments as int32 arrays.
-
-    Raises:
-        ValueError: the arguments' lengths are inconsistent.
+        layers: the layers that own keys and values.
+        tables: full attention first, then by decreasing window.
+        table_of, array_of: each layer's table and array, by index.
+        array_elements: elements per page in each key array, and in each value array.
+        block_pages: pages of a block.
     """
 
-    def __init__(
-        self,
-        positions: Integers,
-        slot_mapping: Integers | Sequence[Sequence[int]],
-        cu_seqlens_q: Integers,
-        context_lens: Integers,
-        block_table: Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]] | mx.array,
-        state_read_slots: Sequence[int] | None = None,
-        state_write_slots: Sequence[int] | None = None,
-        adapter_ids: Sequence[int] | None = None,
-    ):
-        slots: Any = slot_mapping.tolist() if isinstance(slot_mapping, mx.array) else slot_mapping
-        has_tables = bool(slots) and not isinstance(slots[0], int)
-        self.slots: Sequence[Sequence[int]] = slots if has_tables else [slots]  # by table
-        if not isinstance(block_table, mx.array):
-            rows: Any = chain(*block_table) if has_tables else block_table
-            block_table = _padded(list(rows), *([len(slots)] if has_tables else []))
-        self.written_states = {slot for slot in state_write_slots or () if slot >= 0}
-        self.positions = kernels.as_int32(positions)
-        optional = (state_read_slots, state_write_slots, adapter_ids)
-        self.attention_metadata = metadata = AttentionMetadata(
-            kernels.as_int32(slot_mapping),
-            kernels.as_int32(context_lens),
-            block_table,
-            kernels.as_int32(cu_seqlens_q),
-            *(None if x is None else kernels.as_int32(x) for x in optional),
+    page_size: int
+    layers: tuple[LayerKv, ...]
+    tables: tuple[KvTable, ...]
+    table_of: tuple[int, ...]
+    array_of: tuple[int, ...]
+    array_elements: tuple[int, ...]
+    block_pages: int
+
+    @classmethod
+    def one_table(
+        cls, layers: Sequence[LayerKv], page_size: int, block_pages: int = 1
+    ) -> "KvLayout":
+        """Layout with one array per layer; all layers use the first page id of each block."""
+        indices = tuple(range(len(layers)))
+        sizes = tuple(page_size * layer.size for layer in layers)
+        table = KvTable(_longest_window(layers), 0, 1)
+        zeros = (0,) * len(layers)
+        return cls(page_size, tuple(layers), (table,), zeros, indices, sizes, block_pages)
+
+    @classmethod
+    def from_layers(cls, layers: Sequence[LayerKv], page_size: int) -> "KvLayout":
+        """Layout with separate tables for layers that differ in window or row size.
+
+        Falls back to one table if pages of equal bytes are impossible, i.e. if `page_size` is not
+        divisible by each row size over the greatest common divisor of all row sizes.
+        """
+        kinds = sorted(set(layers), key=lambda kind: (kind.window != 0, -kind.window, kind))
+        unit = math.gcd(*(kind.size for kind in kinds))
+        if len(kinds) == 1 or any(page_size % (kind.size // unit) for kind in kinds):
+            return cls.one_table(layers, page_size)
+        num_arrays = _num_arrays([(layers.count(kind), kind.size) for kind in kinds])
+        tables: list[KvTable] = []
+        table_of, array_of = [-1] * len(layers), [-1] * len(layers)
+        block_pages = 0
+        for kind in kinds:
+            members = [index for index, layer in enumerate(layers) if layer == kind]
+            for number, index in enumerate(members):
+                if number % num_arrays == 0:
+                    tables.append(KvTable(kind.window, block_pages, kind.size // unit))
+                    block_pages += kind.size // unit
+                table_of[index], array_of[index] = len(tables) - 1, number % num_arrays
+        sizes = (page_size * unit,) * num_arrays
+        assigned = tuple(table_of), tuple(array_of)
+        return cls(page_size, tuple(layers), tuple(tables), *assigned, sizes, block_pages)
+
+    @property
+    def page_elements(self) -> int:
+        """Number of elements of a page in all arrays, keys and values."""
+        return 2 * sum(self.array_elements)
+
+    @property
+    def groups(self) -> list[tuple[int, int]]:
+        """(window, pages of a block) for each window, in the order of the tables."""
+        by_window = groupby(self.tables, key=lambda table: table.window)
+        return [(window, sum(t.num_pages for t in tables)) for window, tables in by_window]
+
+    @property
+    def ignores_windows(self) -> bool:
+        """Whether layers with a window share a table with layers that attend to more tokens."""
+        return any(
+            layer.window != self.tables[table].window
+            for layer, table in zip(self.layers, self.table_of, strict=True)
         )
-        T, B = self.num_tokens, self.num_seqs
-        expected = {
-            "slot_mapping": T,
-            "block_table": B,
-            "cu_seqlens_q": B + 1,
-            "state_read_slots": B,
-            "state_write_slots": T,
-            "adapter_ids": T,
-        }
-        for name in metadata.names:
-            shape = getattr(metadata, name).shape
-            size = shape[-2 if name == "block_table" else -1]
-            if size != expected.get(name, size):
-                raise ValueError(
-                    f"RaggedBatch: {T} tokens of {B} sequences require {expected[name]} entries of "
-                    f"{name}, got {size}."
-                )
+
+    def pages_of(self, page_ids: array, table: KvTable) -> array:
+        """Selects a table's page ids from the page ids of complete blocks."""
+        step, count = self.block_pages, table.num_pages
+        if count == 1:
+            return page_ids if step == 1 else page_ids[table.first :: step]
+        pages = array("i", bytes(4 * count * (len(page_ids) // step)))
+        for index in range(count):
+            pages[index::count] = page_ids[table.first + index :: step]
+        return pages
+
+    def page_shape(self, layer: int) -> tuple[int, int, int]:
+        """H×T×row_width of a layer's page, for T tokens per page."""
+        kind = self.layers[layer]
+        tokens = self.page_size // self.tables[self.table_of[layer]].num_pages
+        return kind.num_heads, tokens, kind.row_width
+
+
+def _longest_window(layers: Sequence[LayerKv]) -> int:
+    """The longest window; 0 if any layer attends to all tokens."""
+    windows = [layer.window for layer in layers]
+    return max(windows, default=0) if all(windows) else 0
+
+
+def _num_arrays(kinds: Sequence[tuple[int, int]]) -> int:
+    """Largest number of arrays within `MAX_PADDING`, for (layers, row size) of each kind."""
+    used = sum(count * size for count, size in kinds)
+    for number in range(min(count for count, _ in kinds), 1, -1):
+        total = sum(-(-count // number) * number * size for count, size in kinds)
+        if total - used <= MAX_PADDING * total:
+            return number
+    return 1
+
+
+@dataclass(frozen=True)
+class StateShape:
+    conv_state: tuple[int, int]  # (K−1)×C in `dtype`: last inputs, for K taps and C channels
+    state: tuple[int, int, int]  # H_v×D_k×D_v float32: value heads, key and value size
+    dtype: mx.Dtype
 
     @property
-    def num_tokens(self) -> int:
-        return self.positions.size
+    def nbytes(self) -> int:
+        return (
+            math.prod(self.conv_state) * self.dtype.size + math.prod(self.state) * mx.float32.size
+        )
+
+
+class StateStorage:
+    """State slots of the linear-attention layers; a slot uses memory once it is written.
+
+    Args:
+        layers: indices of the model's linear-attention layers, in ascending order.
+
+    Attributes:
+        conv_states, states: an S×(K−1)×C and an S×H_v×D_k×D_v array per layer, for S slots (see
+            `StateShape`). Written in place; do not keep references to the arrays.
+        resident: slots with physical memory.
+
+    Raises:
+        ValueError: `num_slots` is below 1.
+    """
+
+    def __init__(self, layers: Sequence[int], num_slots: int, shape: StateShape):
+        if num_slots < 1:
+            raise ValueError(f"StateStorage: num_slots must be at least 1, got {num_slots}.")
+        self.layers = tuple(layers)
+        self.num_slots = num_slots
+        self.conv_states = [
+            kernels.reserve_zeros((num_slots, *shape.conv_state), shape.dtype) for _ in layers
+        ]
+        self.states = [kernels.reserve_zeros((num_slots, *shape.state), mx.float32) for _ in layers]
+        self.resident: set[int] = set()
+        self._slot_bytes = len(layers) * shape.nbytes
 
     @property
-    def num_seqs(self) -> int:
-        return self.attention_metadata.context_lens.size
+    def arrays(self) -> list[mx.array]:
+        """Convolution states of all layers, then recurrent states, indexed by slot."""
+        return [*self.conv_states, *self.states]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of physical memory of all layers' slots."""
+        return len(self.resident) * self._slot_bytes
 
 
-def _padded(rows: Sequence[Sequence[int]], *num_tables: int) -> mx.array:
-    """Rows padded with −1, as int32: B×max_pages, or G×B×max_pages for G tables."""
-    width = max([1, *map(len, rows)])
-    padded = array("i")
-    for row in rows:
-        padded.extend(row)
-        padded.extend([-1] * (width - len(row)))
-    shape = *num_tables, len(rows) // math.prod(num_tables), width
-    if not rows:
-        return mx.zeros(shape, mx.int32)
-    return mx.array(memoryview(padded).cast("B").cast("i", shape))  # type: ignore[arg-type]
+def release_rows(arrays: Sequence[mx.array], resident: set[int], free: Collection[int]) -> None:
+    """Returns the physical memory of `free` rows and removes them from `resident`.
+
+    A no-op on macOS and on a GPU, where the memory stays reserved.
+    """
+    if sys.platform == "linux" and kernels.computes_on_cpu():
+        rows = sorted(resident.intersection(free))
+        for array in arrays:
+            kernels.release_rows(array, rows)
+        resident.difference_update(rows)
 
 
 def _with_pages(pages: mx.array, page_ids: Sequence[int], rows: mx.array) -> mx.array:

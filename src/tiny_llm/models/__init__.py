@@ -3,8 +3,8 @@
 This package must not generate text: `engine` runs the models built here. The course's models are in
 `qwen3_week1` to `qwen3_week3`.
 
-Reading order: hub, loading, serving_model, heads, memory, model_size, checkpoint, gguf, tokenizer,
-families, lora, parallel.
+Reading order: hub, loading, serving_model, output_heads, memory, model_size, checkpoint, gguf,
+tokenizer, families, lora_adapters, parallel.
 """
 
 from .checkpoint.safe_io import ModelError

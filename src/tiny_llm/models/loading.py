@@ -12,9 +12,14 @@ from .. import demo, kernels
 from ..errors import UserError
 from ..kernels.prepack import PrepackedWeights
 from .checkpoint.dummy import random_bytes, random_checkpoint
-from .checkpoint.layout import COMPLETE_FILE, INDEX_FILE, has_stale_index, read_tensor_headers
+from .checkpoint.layout import (
+    COMPLETE_FILE,
+    INDEX_FILE,
+    check_dtypes,
+    has_stale_index,
+    read_tensor_headers,
+)
 from .checkpoint.safe_io import ModelError, model_errors, read_json
-from .checkpoint.safetensors_header import check_dtypes
 from .checkpoint.sharding import RankShard
 from .checkpoint.weights import CheckpointModel
 from .families.config import DecoderConfig

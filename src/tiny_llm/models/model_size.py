@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..kv_storage.int8_rows import KvCacheDtype
-from ..kv_storage.kv_layout import LayerKv
+from ..kv_storage.paged_storage import LayerKv
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.safe_io import model_errors
 from .checkpoint.sharding import RankShard

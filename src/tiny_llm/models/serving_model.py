@@ -6,16 +6,14 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ..kernels.prepack import prepack_model
-from ..kv_storage.kv_layout import KvLayout, LayerKv
-from ..kv_storage.paged_storage import PagedStorage, RaggedBatch
-from .checkpoint.repack import repacked
+from ..kv_storage.paged_storage import KvLayout, LayerKv, PagedStorage
+from ..kv_storage.step_plan import RaggedBatch
 from .checkpoint.safe_io import ModelError, model_errors
-from .checkpoint.weights import CheckpointModel
+from .checkpoint.weights import CheckpointModel, repacked
 from .families.config import DecoderConfig
 from .families.decoder import Decoder
 from .families.registry import config_of
-from .heads.mtp import MtpDecoder
-from .heads.pooling import EmbeddingDecoder, Task
+from .output_heads import EmbeddingDecoder, MtpDecoder, Task
 
 
 class ServingModel(Protocol):

@@ -20,7 +20,7 @@ from .models.model_registry import LeaseMiddleware, ModelRegistry
 from .models.requests import max_body_bytes
 from .openai import chat, completions, embeddings, responses
 from .openai.response_store import ResponseStore
-from .ops import health, tokenize, web_ui
+from .ops import engine_view, health, tokenize
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -46,16 +46,16 @@ def _build_fastapi(registry: ModelRegistry) -> FastAPI:
         title="tiny-llm",
         version=version("tiny-llm"),
         description="OpenAI- and Anthropic-compatible API of the tiny-llm engine.",
-        # `web_ui` serves /docs instead, because FastAPI's pages load scripts from a CDN.
+        # `engine_view` serves /docs instead, because FastAPI's pages load scripts from a CDN.
         docs_url=None,
         redoc_url=None,
     )
     app.state.registry = registry
     app.state.response_store = ResponseStore(registry.settings.response_store)
     openai = (chat, completions, responses, embeddings)
-    for module in (health, tokenize, *openai, messages, web_ui):
+    for module in (health, tokenize, *openai, messages, engine_view):
         app.include_router(module.router)
-    app.router.routes.append(web_ui.static_files)
+    app.router.routes.append(engine_view.static_files)
     app.add_exception_handler(ApiError, _handle_api_error)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
     app.add_exception_handler(HTTPException, _handle_http_error)

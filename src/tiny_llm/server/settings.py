@@ -10,7 +10,7 @@ from ..engine.inputs.options import byte_count, check_options, option
 from ..engine.llm import LLM
 
 if TYPE_CHECKING:
-    from ..models.heads.pooling import Task
+    from ..models.output_heads import Task
 
 # Default body size limit, derived from the context length. A token of text takes about 4 bytes of
 # UTF-8, or up to 12 if JSON escapes its characters; the rest of the 32 is for tools and schemas.

@@ -18,7 +18,7 @@ from tests.engine.hybrid import build, conversation, run_transcript, write_hybri
 from tests.engine.support import MORE_CASES, PARAGRAPH, assert_same_outputs, chat, finish, run_cases
 from tests.engine.test_sliding_window import WINDOW, WINDOW_CASES, random_model
 from tests.support import object_schema
-from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError, load
+from tiny_llm import LLM, SamplingParams, StructuredOutputs, load
 from tiny_llm.kv_storage.disk.store import PageStore
 from tiny_llm.models import load_weights
 
@@ -66,8 +66,14 @@ def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
             assert llm.disk_cache.stats.num_errors == 0
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "mistral", "rows of two sizes"])
-@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8", "block_size": 4}])
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [
+        ("qwen2", {}),
+        ("mistral", {}),
+        ("rows of two sizes", {"kv_cache_dtype": "int8", "block_size": 4}),
+    ],
+)
 def test_layers_with_a_window(tmp_path, model_type, options):
     """The window's pages are read for the end of the prefix only.
 
@@ -75,20 +81,22 @@ def test_layers_with_a_window(tmp_path, model_type, options):
     """
     model = random_model(model_type), load("demo")[1]
     options = {"block_size": 8, "seed": 1, **options}
-    order = range(len(WINDOW_CASES))
-    cold = run_cases(LLM(model, enable_prefix_caching=False, **options), order, cases=WINDOW_CASES)
-    for run_index in range(3):
+    cases = [*WINDOW_CASES[:2], *WINDOW_CASES[-2:]]
+    order = range(len(cases))
+    cold = run_cases(LLM(model, enable_prefix_caching=False, **options), order, cases=cases)
+    for run_index in range(2):
         with engine(tmp_path, model, **options) as llm:
             windows = [group.window for group in llm.scheduler.config.kv_groups]
             assert windows == ([0] if model_type == "mistral" else [0, WINDOW])
             run = run_cases(llm, order, run_index, WINDOW_CASES)
+            run = run_cases(llm, order, 2 * run_index, cases)
             assert_same(cold, run, f"run {run_index}")
             assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
             llm.scheduler.check_integrity()
     for file in page_files(tmp_path)[::3]:
         file.write_bytes(file.read_bytes()[:-1] + b"?")
     with engine(tmp_path, model, **options) as llm:
-        assert_same(cold, run_cases(llm, order, 1, WINDOW_CASES), "unreadable pages")
+        assert_same(cold, run_cases(llm, order, 1, cases), "unreadable pages")
         assert llm.disk_cache.stats.num_errors > 0
         llm.scheduler.check_integrity()
 
@@ -128,15 +136,30 @@ def test_hybrid_conversation_continues_after_each_restart(tmp_path, hybrid, thin
     assert actual == expected
 
 
-def test_grammar(tmp_path, demo):
-    constraint = StructuredOutputs(json=object_schema(n={"type": "integer"}))
-    params = SamplingParams(seed=3, max_tokens=20, structured_outputs=constraint, logprobs=1)
-    expected = generate_one(LLM(demo), PROMPT, params)
-    for _ in range(2):
-        with engine(tmp_path, demo) as llm:
-            output = generate_one(llm, PROMPT, params)
-        assert (output.token_ids, output.logprobs) == (expected.token_ids, expected.logprobs)
-    assert output.num_cached_tokens > 0
+LONGER = f"{PROMPT} {PARAGRAPH}"
+NUMBER = StructuredOutputs(json=object_schema(n={"type": "integer"}))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "num_cached"),
+    [
+        (PROMPT, SamplingParams(seed=3, max_tokens=20, structured_outputs=NUMBER, logprobs=1), 1),
+        (PROMPT, SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=1), 0),  # recomputed
+        (LONGER, GREEDY, 1),
+    ],
+    ids=["grammar", "prompt logprobs", "partly shared prefix"],
+)
+def test_restart(tmp_path, demo, prompt, params, num_cached):
+    expected = generate_one(LLM(demo), prompt, params)
+    with engine(tmp_path, demo) as llm:
+        ids = llm.tokenizer.encode(PROMPT)
+        while llm.precompute(ids):
+            pass
+    with engine(tmp_path, demo) as llm:
+        output = generate_one(llm, prompt, params)
+    assert output.num_cached_tokens == num_cached * ((len(ids) - 1) // 32 * 32)
+    for name in ("token_ids", "logprobs", "prompt_logprobs"):
+        assert getattr(output, name) == getattr(expected, name), name
 
 
 @pytest.mark.slow
@@ -171,9 +194,7 @@ def test_pages_evicted_from_memory_are_read(tmp_path, demo):
     assert (again.token_ids, again.logprobs) == (first.token_ids, first.logprobs)
 
 
-def test_shared_prefix_is_read_once(tmp_path, demo):
-    with engine(tmp_path, demo) as llm:
-        generate_one(llm)
+def test_shared_prefix_is_read_once(tmp_path, demo, stored):
     with engine(tmp_path, demo) as llm:
         outputs = llm.generate([PROMPT] * 5, GREEDY)
         stats = llm.disk_cache.stats
@@ -182,9 +203,7 @@ def test_shared_prefix_is_read_once(tmp_path, demo):
         assert llm.scheduler.num_cached_tokens == 5 * stats.hit_tokens
 
 
-def test_other_requests_proceed_while_pages_are_read(tmp_path, demo, monkeypatch):
-    with engine(tmp_path, demo) as llm:
-        expected = generate_one(llm)
+def test_other_requests_proceed_while_pages_are_read(tmp_path, demo, monkeypatch, stored):
     with engine(tmp_path, demo) as llm:
         may_read, store = threading.Event(), llm.disk_cache._store
         read = store.read
@@ -201,13 +220,11 @@ def test_other_requests_proceed_while_pages_are_read(tmp_path, demo, monkeypatch
             finished += [item.request_id for item in llm.step() if item.finish_reason]
         assert "on disk" not in finished
         may_read.set()
-        assert finish(llm)["on disk"].token_ids == expected.token_ids
+        assert finish(llm)["on disk"].token_ids == stored.token_ids
         assert llm.disk_cache.stats.hit_tokens > 0
 
 
-def test_abort_and_timeout_while_pages_are_read(tmp_path, demo):
-    with engine(tmp_path, demo) as llm:
-        expected = generate_one(llm)
+def test_abort_and_timeout_while_pages_are_read(tmp_path, demo, stored):
     with engine(tmp_path, demo) as llm:
         with llm.disk_cache._io._changed:
             llm.add_request(PROMPT, GREEDY, request_id="aborted")
@@ -216,12 +233,10 @@ def test_abort_and_timeout_while_pages_are_read(tmp_path, demo):
             assert llm.scheduler.running[0].num_loading > 0
             assert llm.abort("aborted")
         finish(llm)
-        assert generate_one(llm).token_ids == expected.token_ids
+        assert generate_one(llm).token_ids == stored.token_ids
 
 
-def test_slow_disk_is_neither_read_nor_written(tmp_path, demo, caplog):
-    with engine(tmp_path, demo) as llm:
-        generate_one(llm)
+def test_slow_disk_is_neither_read_nor_written(tmp_path, demo, caplog, stored):
     num_files = len(page_files(tmp_path))
     with (
         caplog.at_level(logging.WARNING, "tiny_llm.engine"),
@@ -237,42 +252,6 @@ def test_slow_disk_is_neither_read_nor_written(tmp_path, demo, caplog):
     assert "takes inf s, computing it inf s; continuing without it" in record.message
 
 
-def test_prompt_logprobs_are_recomputed(tmp_path, demo):
-    params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=1)
-    with engine(tmp_path, demo) as llm:
-        expected = generate_one(llm, PROMPT, params)
-    with engine(tmp_path, demo) as llm:
-        output = generate_one(llm, PROMPT, params)
-        assert output.prompt_logprobs == expected.prompt_logprobs
-
-
-def test_precomputed_pages_are_stored(tmp_path, demo):
-    with engine(tmp_path, demo) as llm:
-        ids = llm.tokenizer.encode(PROMPT)
-        while llm.precompute(ids):
-            pass
-    with engine(tmp_path, demo) as llm:
-        assert generate_one(llm).num_cached_tokens == (len(ids) - 1) // 32 * 32
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prefix_cache_disk_bytes": 1e9}, "requires prefix_cache_dir"),
-        ({"prefix_cache_dir": 3}, "must be a path, got 3"),
-        ({"prefix_cache_dir": __file__}, "is a file"),
-        ({"prefix_cache_dir": "d", "enable_prefix_caching": False}, "enable_prefix_caching=True"),
-        ({"prefix_cache_dir": "d", "prefix_cache_disk_bytes": 0}, "at least 1, got 0"),
-        ({"prefix_cache_dir": "d", "prefix_cache_disk_bytes": 1.5}, "an integer"),
-        ({"prefix_cache_dir": "d", "prefix_cache_disk_bytes": 1000}, "a page of 32 tokens"),
-    ],
-)
-def test_invalid_options_are_rejected(tmp_path, monkeypatch, demo, options, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=message):
-        LLM(demo, **options)
-
-
 def test_embeddings_are_supported(tmp_path):
     expected = LLM("demo", task="embed").embed([PROMPT])
     for run_index in range(2):
@@ -280,23 +259,3 @@ def test_embeddings_are_supported(tmp_path):
         assert llm.embed([PROMPT]) == expected
         assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
         llm.close()
-
-
-def test_loaded_model_and_its_name_share_pages(tmp_path):
-    with engine(tmp_path, load("demo")) as llm:
-        generate_one(llm)
-    with engine(tmp_path, "demo") as llm:
-        assert generate_one(llm).num_cached_tokens > 0
-    with engine(tmp_path, "demo-draft") as llm:
-        assert generate_one(llm).num_cached_tokens == 0
-
-
-def test_partly_shared_prefix(tmp_path, demo):
-    longer = PROMPT + " " + PARAGRAPH
-    expected = generate_one(LLM(demo), longer)
-    with engine(tmp_path, demo) as llm:
-        generate_one(llm)
-    with engine(tmp_path, demo) as llm:
-        output = generate_one(llm, longer)
-        assert 0 < output.num_cached_tokens < len(output.prompt_token_ids) // 2 + 64
-    assert output.logprobs == expected.logprobs

@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.disk_cache.support import engine, generate_one, open_llm, page_files, wait_until
+from tests.engine.disk_cache.support import engine, generate_one, page_files, wait_until
 from tests.engine.hybrid import write_hybrid
 from tiny_llm import LLM
 from tiny_llm.engine.execution.disk_cache.factory import fingerprint
-from tiny_llm.engine.execution.disk_cache.keys import page_key, state_key
-from tiny_llm.kv_storage.disk.page_file import HEADER_BYTES, read_page_file, write_page_file
-from tiny_llm.kv_storage.disk.store import ORPHAN_SECONDS, PageStore, last_used_ns
+from tiny_llm.kv_storage.disk.store import (
+    HEADER_BYTES,
+    ORPHAN_SECONDS,
+    PageStore,
+    last_used_ns,
+    read_page_file,
+    write_page_file,
+)
 from tiny_llm.models import load_weights
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -246,17 +251,6 @@ def test_part_of_the_disk_stays_free(tmp_path, monkeypatch):
     assert write(store, 201) == 0
 
 
-def test_engine_stays_within_the_limit(tmp_path, demo):
-    page_bytes = HEADER_BYTES + LLM(demo).runner.target.model.kv_bytes_per_token * 32
-    with engine(tmp_path, demo, prefix_cache_disk_bytes=10 * page_bytes) as llm:
-        for number in range(8):
-            generate_one(llm, f"{number} is a number. " * 12)
-            assert llm.disk_cache._io.flush(30)
-            assert sum(path.stat().st_size for path in page_files(tmp_path)) <= 10 * page_bytes
-        assert llm.disk_cache.stats.num_bytes <= 10 * page_bytes
-    assert len(page_files(tmp_path)) > 5
-
-
 def test_two_engines_share_a_directory(tmp_path, demo):
     with engine(tmp_path, demo) as first, engine(tmp_path, demo) as second:
         expected = generate_one(first)
@@ -268,13 +262,6 @@ def test_two_engines_share_a_directory(tmp_path, demo):
         assert output.token_ids == expected.token_ids
 
 
-def test_finalizer_writes_queued_pages(tmp_path, demo):
-    llm = open_llm(tmp_path, demo)
-    generate_one(llm)
-    llm.disk_cache._finalizer()  # Python calls it on garbage collection or at exit
-    assert page_files(tmp_path)
-
-
 def test_pages_are_written_at_exit(tmp_path):
     program = (
         "import pathlib, sys\nfrom tests.engine.disk_cache.support import open_llm\n"
@@ -284,23 +271,6 @@ def test_pages_are_written_at_exit(tmp_path):
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, cwd=ROOT)
     assert len(page_files(tmp_path)) > 2
-
-
-# ---------------------------------------------------------------- keys
-
-
-def test_keys_depend_on_the_whole_prefix():
-    root = bytes(20)
-    first = page_key(root, [1, 2, 3])
-    assert first == page_key(root, (1, 2, 3))
-    others = [
-        page_key(root, [1, 2, 4]),
-        page_key(root, [1, 2]),
-        page_key(key_of(1), [1, 2, 3]),
-        page_key(first, [1, 2, 3]),
-        state_key(first),
-    ]
-    assert len({first, *others}) == 6
 
 
 def fingerprint_of(model, **options):

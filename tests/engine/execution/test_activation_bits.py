@@ -1,25 +1,18 @@
 """`activation_bits=8`: batch invariance, accuracy, 16-bit gates, errors."""
 
 import json
-import math
-from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
-from tests.engine.support import MORE_CASES, assert_same_outputs, run_alone, run_cases
-from tests.engine.test_batch_invariance import AMPLE_TOKENS, TIGHT_TOKENS, build
-from tests.models.lora.support import write_adapters
+from tests.engine.support import perplexity
 from tests.models.support import FAMILIES, MIXTURE
 from tests.support import assert_same_bits, random
 from tiny_llm import LLM, SamplingParams, UserError, kernels, load_weights
-from tiny_llm.demo import TARGET_PATH
-from tiny_llm.models.checkpoint.layout import read_model_config
 from tiny_llm.models.families.linear import with_8_bit_activations
-from tiny_llm.models.lora import attach_adapters
+from tiny_llm.models.lora_adapters import attach_adapters
 from tiny_llm.models.serving_model import serving_model
 
-ROOT = Path(__file__).parents[3]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
 PROMPTS = [[17, 5, 99], list(range(100, 140)), [4, 8]]
 
@@ -28,32 +21,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def prompt_logprobs(activation_bits: int, text: str) -> list[float]:
-    llm = LLM("demo", activation_bits=activation_bits)
-    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-    [output] = llm.generate([text], params, use_tqdm=False)
-    entries = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-    return [entry[token] for token, entry in entries]
-
-
-@pytest.mark.slow
-def test_batch_invariant_with_chunks_preemption_and_drafts(demo):
-    alone = {"activation_bits": 8, "max_num_seqs": 1, "enable_prefix_caching": False}
-    reference = run_alone(lambda case: build(demo, AMPLE_TOKENS, **alone), MORE_CASES)
-    options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 35}
-    llm = build(demo, TIGHT_TOKENS, activation_bits=8, speculative="ngram", **options)
-    assert_same_outputs(*run_cases(llm, range(len(MORE_CASES)), 0, MORE_CASES), reference)
-    assert llm.scheduler.num_preemptions > 0
-    assert llm.runner.statistics.num_accepted_tokens > 0
-
-
 @pytest.mark.slow
 def test_perplexity_is_within_one_percent():
-    text = (ROOT / "README.md").read_text()[:3000]
-    exact, rounded = (prompt_logprobs(bits, text) for bits in (16, 8))
+    exact, rounded = perplexity(), perplexity(activation_bits=8)
     assert exact != rounded
-    perplexity = [math.exp(-sum(each) / len(each)) for each in (exact, rounded)]
-    assert perplexity[1] == pytest.approx(perplexity[0], rel=0.01)
+    assert rounded == pytest.approx(exact, rel=0.01)
 
 
 def test_gates_remain_exact_and_the_model_is_not_changed(tmp_path):
@@ -82,18 +54,18 @@ def assert_batch_invariant(llm, prompts, params, loras=None):
     return together
 
 
-def test_mixture_of_experts_is_batch_invariant(tmp_path):
-    config = {**MIXTURE, "vocab_size": 4097, "quantization": {"group_size": 64, "bits": 4}}
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("config", [MIXTURE, FAMILIES["qwen3"]], ids=["experts", "dense"])
+def test_quantized_models_are_batch_invariant(tmp_path, config, bits):
+    quantization = {"group_size": 64, "bits": bits}
+    config = {**config, "vocab_size": 4097, "quantization": quantization}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    llm = LLM(str(tmp_path), load_format="dummy", activation_bits=8, enable_prefix_caching=False)
-    assert_batch_invariant(llm, PROMPTS, PARAMS)
-
-
-@pytest.fixture(scope="module")
-def adapters(tmp_path_factory):
-    """Two adapters of odd ranks for all linear layers of the demo model."""
-    folder, config = tmp_path_factory.mktemp("adapters"), read_model_config(TARGET_PATH)
-    return write_adapters(folder, config, {"a": 5, "b": 3}, 0.2)
+    options = {"load_format": "dummy", "enable_prefix_caching": False}
+    steps = {"max_num_seqs": 3, "max_num_batched_tokens": 20}
+    llm = LLM(str(tmp_path), activation_bits=8, **steps, **options)
+    together = assert_batch_invariant(llm, PROMPTS, PARAMS)
+    exact = LLM(str(tmp_path), **options).generate(PROMPTS, PARAMS, use_tqdm=False)
+    assert [output.logprobs for output in exact] != [output.logprobs for output in together]
 
 
 def test_adapters_are_batch_invariant(demo, adapters):
@@ -117,24 +89,6 @@ def test_adapters_use_exact_activations(adapters):
     expected = kernels.add_lora(plain, x, lora.a, lora.b, lora.rank_offsets, model.adapters.ids)
     assert_same_bits(mlp.down_proj(x), expected, "adapted layer")
     assert not mx.array_equal(expected, plain)
-
-
-def test_8_bit_weights_are_batch_invariant(tmp_path):
-    quantization = {"group_size": 64, "bits": 8}
-    config = {**FAMILIES["qwen3"], "vocab_size": 4096, "quantization": quantization}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    options = {"load_format": "dummy", "enable_prefix_caching": False}
-    steps = {"max_num_seqs": 3, "max_num_batched_tokens": 20}
-    llm = LLM(str(tmp_path), activation_bits=8, **steps, **options)
-    together = assert_batch_invariant(llm, PROMPTS, PARAMS)
-    exact = LLM(str(tmp_path), **options).generate(PROMPTS, PARAMS, use_tqdm=False)
-    assert [output.logprobs for output in exact] != [output.logprobs for output in together]
-
-
-@pytest.mark.parametrize("bits", [4, None, "8"])
-def test_invalid_bits_are_rejected(bits):
-    with pytest.raises(UserError, match=r"^activation_bits must be 16 or 8, got "):
-        LLM("demo", activation_bits=bits)
 
 
 def test_unsupported_models_and_kernels_are_rejected(tmp_path, monkeypatch):

@@ -142,9 +142,6 @@ def test_failing_listener_does_not_affect_requests(hybrid, name, caplog):
     assert_idle(llm)
 
 
-# ---------------------------------------------------------------- interrupts
-
-
 class Interrupt:
     """Raises KeyboardInterrupt at the n-th line that the package executes."""
 

@@ -141,15 +141,6 @@ def test_growing_memory_is_bitwise_equal_to_reserved(demo):
     assert actual_logits.keys() == expected_logits.keys()
 
 
-def test_memory_is_kept_and_reused(demo):
-    llm = LLM(demo, kv_cache_bytes=2**26)
-    sizes = []
-    for _ in range(3):
-        run_cases(llm, range(len(CASES)))
-        sizes.append(llm.runner.target.nbytes)
-    assert sizes == sorted(sizes)
-
-
 def test_reserve_includes_the_draft_model(demo):
     llm = LLM(demo, kv_cache_bytes=2**24, draft_model="demo-draft")
     draft = llm.runner.draft.model

@@ -7,7 +7,6 @@ import pytest
 from tests.engine.support import assert_distributed_as
 from tests.support import as_numpy
 from tiny_llm import SamplingParams, make_sampler
-from tiny_llm.engine.execution.logprobs import top_logprobs
 from tiny_llm.engine.execution.sampler import (
     SamplingRow,
     TokenCounts,
@@ -16,6 +15,7 @@ from tiny_llm.engine.execution.sampler import (
     process_logits,
     sample_tokens,
     to_ints,
+    top_logprobs,
 )
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.sampling_ops import log_softmax

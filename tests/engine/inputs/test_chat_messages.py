@@ -22,25 +22,16 @@ def test_text_parts_are_joined():
     assert normalize([{"role": "user", "content": parts}])[0]["content"] == "a\nb"
 
 
-def test_tool_call_arguments_are_decoded():
-    for arguments in ('{"a": 1}', {"a": 1}):
-        [message] = normalize([call(arguments)])
-        assert message["tool_calls"][0]["function"]["arguments"] == {"a": 1}
-    for arguments in ("", " ", None):
-        [message] = normalize([call(arguments)])
-        assert message["tool_calls"][0]["function"]["arguments"] == {}
-
-
-@pytest.mark.parametrize("arguments", ["{", '{"a": 1', '{"value": ', "[" * 90])
-def test_malformed_arguments_become_an_object(arguments):
-    [message] = normalize([call(arguments)])
-    assert message["tool_calls"][0]["function"]["arguments"] == {"arguments": arguments}
-
-
 @pytest.mark.parametrize(
-    ("arguments", "expected"), [("null", {}), ("[1]", {"arguments": [1]}), (5, {"arguments": 5})]
+    ("arguments", "expected"),
+    [
+        *((each, {"a": 1}) for each in ('{"a": 1}', {"a": 1})),
+        *((each, {}) for each in ("", " ", None, "null")),
+        *((each, {"arguments": each}) for each in ("{", '{"a": 1', '{"value": ', "[" * 90, 5)),
+        ("[1]", {"arguments": [1]}),
+    ],
 )
-def test_arguments_other_than_objects_become_an_object(arguments, expected):
+def test_arguments_become_an_object(arguments, expected):
     [message] = normalize([call(arguments)])
     assert message["tool_calls"][0]["function"]["arguments"] == expected
 

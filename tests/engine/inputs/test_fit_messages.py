@@ -80,15 +80,18 @@ def random_conversation(rng: random.Random) -> list[dict]:
     return conversation(words)
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_fitting_keeps_texts_in_order_and_prefixes(seed):
-    rng = random.Random(seed)
+def test_fitting_keeps_texts_in_order_and_prefixes():
+    for seed in range(300):
+        check_fitting(random.Random(seed))
+
+
+def check_fitting(rng: random.Random) -> None:
     traits = traits_without(*(name for name in FLAGS if rng.random() < 0.5))
     messages = random_conversation(rng)
     fitted = fit_messages(messages, traits)
     joined = " ".join(markers(fitted))
     positions = [joined.find(marker) for marker in markers(messages)]
-    assert min(positions) >= 0
+    assert min(positions) >= 0, messages
     if traits.parallel_calls:
         assert positions == sorted(positions)
     # A later turn, which starts with the assistant's message, does not change earlier messages.
@@ -96,12 +99,12 @@ def test_fitting_keeps_texts_in_order_and_prefixes(seed):
         starts_turn = messages[length]["role"] == "assistant"
         if starts_turn and messages[length - 1]["role"] != "assistant":
             prefix = fit_messages(messages[:length], traits)
-            assert fitted[: len(prefix)] == prefix
+            assert fitted[: len(prefix)] == prefix, messages
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_accepted_messages_are_unchanged(seed):
-    messages = random_conversation(random.Random(seed))
-    fitted = fit_messages(messages, TemplateTraits())
-    assert len(fitted) == len(messages)
-    assert all(map(lambda ours, given: ours is given, fitted, messages))
+def test_accepted_messages_are_unchanged():
+    for seed in range(50):
+        messages = random_conversation(random.Random(seed))
+        fitted = fit_messages(messages, TemplateTraits())
+        assert len(fitted) == len(messages)
+        assert all(map(lambda ours, given: ours is given, fitted, messages)), seed

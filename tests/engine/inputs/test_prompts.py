@@ -108,7 +108,9 @@ def test_unpaired_surrogate_is_rejected(llm):
     assert outputs[1].finish_reason == "length"
 
 
-@pytest.mark.parametrize("prompt", [None, 5, b"abc", bytearray(b"abc"), QUESTION, iter("ab")])
+@pytest.mark.parametrize(
+    "prompt", [None, 5, b"abc", bytearray(b"abc"), QUESTION, iter("ab"), {1, 2}]
+)
 def test_invalid_prompt_adds_no_request(llm, prompt):
     with pytest.raises(UserError, match=r"^a prompt must be text, token ids .*\), got .*\.$"):
         llm.add_request(prompt)

@@ -58,6 +58,7 @@ BROKEN_RULES = [
     ("logprobs", "at least 0", [-1]),
     ("prompt_logprobs", "an integer of at least 0", [1.5]),
     ("n", "at least 1", [0]),
+    ("thinking_token_budget", "at least 0", [-1]),
     ("n", "an integer of at least 1", [2.0]),
     ("ignore_eos", "True or False", ["yes"]),
 ]
@@ -79,6 +80,7 @@ BROKEN_RULES = [
         ({"logit_bias": {1: MANY}}, "logit_bias[1] must be in [-100, 100], got 1000000"),
         ({"logit_bias": {"a": 1}}, "logit_bias must have token ids ≥ 0 as keys, got 'a'."),
         ({"logit_bias": {True: 1}}, "logit_bias must have token ids ≥ 0 as keys, got True."),
+        ({"max_tokens": 4, "min_tokens": 5}, "most max_tokens, got min_tokens=5 and max_tokens=4"),
         ({"n": 10_000}, "n must be at most 4096, got 10000; repeat the prompt for more"),
         ({"stop": ["a"] * 200_000}, "stop must have at most 100,000 elements; remove some."),
         ({"stop_token_ids": range(10**12)}, "stop_token_ids must have at most 100,000 elements"),

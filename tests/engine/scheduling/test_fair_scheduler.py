@@ -8,7 +8,6 @@ import pytest
 
 from tests.engine.scheduling.test_simulator import run_and_compare
 from tests.engine.simulator import random_workload
-from tiny_llm import LLM, UserError
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.fair_scheduler import (
@@ -17,8 +16,7 @@ from tiny_llm.engine.scheduling.fair_scheduler import (
     FairScheduler,
     PromptCosts,
 )
-from tiny_llm.engine.scheduling.outputs import ChunkOutput
-from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
+from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest, RequestState
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -251,16 +249,3 @@ def test_long_steps_are_rare():
         scheduler.update_from_output(step, {"decoding": ChunkOutput([1])})
         scheduler.record_step_time(step, seconds=0.01)
     assert len(scheduler.schedule().chunks) == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scheduling_policy": "priority"}, "must be 'fair' or 'fcfs', got 'priority'"),
-        ({"step_time_target": 0.1}, "step_time_target requires scheduling_policy='fair'"),
-        ({"step_time_target": 0, "scheduling_policy": "fair"}, "must be a number of seconds"),
-    ],
-)
-def test_invalid_policies_are_rejected(demo, options, message):
-    with pytest.raises(UserError, match=message):
-        LLM(demo, **options)

@@ -6,9 +6,9 @@ from tests.engine.scheduler_harness import add, scheduler, serve, step
 from tiny_llm.engine.execution.kv_memory import KvMemory, plan_kv_memory
 from tiny_llm.engine.scheduling.config import MIN_STATE_SLOTS, KvGroup
 from tiny_llm.kv_storage.int8_rows import kv_row_width
-from tiny_llm.kv_storage.kv_layout import KvLayout, KvTable, LayerKv
+from tiny_llm.kv_storage.paged_storage import KvLayout, KvTable, LayerKv
 
-PAGE, STEP, TOKENS = 16, 512, 32_768
+PAGE, STEP, TOKENS = 16, 512, 16_384
 
 
 def mixed(num_layers: int, period: int, window: LayerKv, full: LayerKv) -> list[LayerKv]:

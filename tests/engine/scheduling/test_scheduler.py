@@ -4,28 +4,7 @@ import pytest
 
 from tests.engine.scheduler_harness import GREEDY, add, finish, scheduler, step
 from tiny_llm import UserError
-from tiny_llm.engine.scheduling.events import Recorder
-from tiny_llm.engine.scheduling.outputs import ChunkOutput
-from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
-
-
-def test_decode_and_prefill_share_a_step():
-    sched = scheduler()
-    add(sched, "a", 5)
-    add(sched, "b", 12, first=50)
-    assert step(sched) == [("a", 0, 5, 0), ("b", 0, 3, 0)]
-    assert step(sched) == [("a", 5, 6, 0), ("b", 3, 10, 0)]
-    add(sched, "c", 7, first=90)
-    assert step(sched) == [("a", 6, 7, 0), ("b", 10, 12, 0), ("c", 0, 5, 0)]
-    assert step(sched) == [("a", 7, 8, 0), ("b", 12, 13, 0), ("c", 5, 7, 0)]
-
-
-def test_max_num_seqs_limits_running_requests():
-    sched = scheduler(max_num_seqs=2)
-    first, *_ = [add(sched, name, 1, first=ord(name)) for name in "abc"]
-    assert [chunk[0] for chunk in step(sched)] == ["a", "b"]
-    sched.finish(first, "abort")
-    assert [chunk[0] for chunk in step(sched)] == ["b", "c"]
+from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest
 
 
 def test_prefix_cache_hit_on_an_earlier_request():
@@ -79,36 +58,6 @@ def test_disabled_prefix_cache_shares_no_pages():
     add(sched, "b", 10)
     assert step(sched) == [("a", 0, 10, 0), ("b", 0, 10, 0)]
     assert sched.pages.counts(sched.running).shared == 0
-
-
-def test_identical_prompts_are_computed_once():
-    sched = scheduler(max_num_batched_tokens=64)
-    for name in "abc":
-        add(sched, name, 10)
-    assert step(sched) == [("a", 0, 10, 0)]
-    assert step(sched) == [("a", 10, 11, 0), ("b", 8, 10, 0), ("c", 8, 10, 0)]
-    assert sched.pages.allocator.num_used == 2 + 3
-
-
-def test_youngest_request_is_preempted_and_resumes():
-    events = Recorder({}, clock=lambda: 0.0)
-    options = {"num_pages": 4, "max_num_batched_tokens": 16, "enable_prefix_caching": False}
-    sched = scheduler(events, **options)
-    old, young = add(sched, "old", 7, max_tokens=8), add(sched, "young", 3, max_tokens=8, first=50)
-    assert step(sched) == [("old", 0, 7, 0), ("young", 0, 3, 0)]
-    while sched.num_preemptions == 0:
-        step(sched)
-    assert young.state is RequestState.PREEMPTED
-    assert (young.num_computed, len(young.page_ids)) == (0, 0)
-    kept = list(young.token_ids)
-    while not old.is_done:
-        assert young.num_computed == 0
-        step(sched)
-    assert step(sched) == [("young", 0, len(kept), 0)]
-    assert young.token_ids[: len(kept)] == kept
-    names = [event["event"] for event in events.recording()["events"]]
-    assert names.count("request_preempted") == 1
-    assert names.count("request_admitted") == 3
 
 
 def test_preempted_request_hits_its_own_pages():

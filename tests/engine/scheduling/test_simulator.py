@@ -21,7 +21,7 @@ from tests.engine.simulator import (
     with_window,
 )
 from tiny_llm.engine.scheduling.config import SchedulerConfig
-from tiny_llm.engine.scheduling.kv_groups import GroupPageManager, GroupPrefixCache
+from tiny_llm.engine.scheduling.kv_cache_groups import GroupPageManager, GroupPrefixCache
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.page_manager import PageManager
 from tiny_llm.engine.scheduling.prefix_cache import PrefixCache
@@ -98,7 +98,7 @@ def test_large_workloads():
     config = SchedulerConfig(
         num_pages=60, page_size=8, max_num_batched_tokens=64, max_num_seqs=16, max_seq_len=400
     )
-    for _ in range(3):
+    for _ in range(2):
         stem = [rng.randrange(9) for _ in range(60)]
         arrivals = [
             Arrival(

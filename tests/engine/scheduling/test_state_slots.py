@@ -10,13 +10,12 @@ from tests.engine.scheduler_harness import add, finish, scheduler, step
 from tests.engine.scheduling.test_simulator import run_and_compare
 from tests.engine.simulator import Arrival, Simulation, Workload, random_workload
 from tiny_llm import OutOfPagesError
+from tiny_llm.engine.scheduling.checkpoints import Checkpoints
 from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.scheduler import Scheduler
-from tiny_llm.engine.scheduling.states import StateSlots
-from tiny_llm.engine.scheduling.states.checkpoints import Checkpoints
-from tiny_llm.engine.scheduling.states.placement import (
+from tiny_llm.engine.scheduling.state_slots import (
     CHECKPOINT_INTERVAL,
-    GENERATION_PROMPT_TOKENS,
+    StateSlots,
 )
 
 SLOT_COUNTS = (2, 3, 4, 6, 10, 20)
@@ -127,9 +126,6 @@ def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
         run_workloads(400)
 
 
-# ---------------------------------------------------------------- placement
-
-
 def checkpoint_positions(sched: Scheduler) -> list[int]:
     positions = []
     for node in sched.pages.states.checkpoints.by_node:
@@ -146,27 +142,6 @@ def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1):
     while not request.is_done:
         step(sched)
     return request
-
-
-def test_prompt_end_is_checkpointed_before_and_within_the_generation_prompt():
-    sched = scheduler(num_state_slots=8, page_size=16, max_num_batched_tokens=64)
-    # The last 16 of the 40 tokens may be the generation prompt. One checkpoint is at the last page
-    # boundary, 32, and one at the last boundary before the generation prompt, 16.
-    serve(sched, "a", list(range(40)))
-    assert checkpoint_positions(sched) == [16, 32]
-    serve(sched, "b", list(range(100, 163)))
-    assert checkpoint_positions(sched) == [16, 32, 32, 48]
-    assert GENERATION_PROMPT_TOKENS == 16
-    assert serve(sched, "c", [*range(30), *range(200, 230)]).num_cached_tokens == 16
-
-
-def test_branches_are_checkpointed():
-    sched = scheduler(num_state_slots=9, num_pages=60, max_num_batched_tokens=64)
-    stem = list(range(17))
-    assert serve(sched, "a", stem + [50] * 40).num_cached_tokens == 0
-    # The pages are cached, but without a state to continue from.
-    assert serve(sched, "b", stem + [51] * 40).num_cached_tokens == 0
-    assert serve(sched, "c", stem + [52] * 40).num_cached_tokens == 16
 
 
 def test_queued_requests_wait_for_the_branch():
@@ -215,35 +190,12 @@ def test_long_prompts_are_checkpointed_at_intervals_while_slots_are_free():
     assert serve(ample, "edited", edited).num_cached_tokens == CHECKPOINT_INTERVAL
 
 
-def test_checkpoints_of_longer_prefixes_outlive_shorter_ones():
-    sched = scheduler(num_state_slots=6, page_size=16, num_pages=200, max_seq_len=2_000)
-    long_prompt = list(range(1_000, 1_500))
-    serve(sched, "long", long_prompt)
-    for number in range(6):
-        serve(sched, f"short{number}", [number] * 40)
-    assert serve(sched, "again", long_prompt).num_cached_tokens >= 480
-    for number in range(200):  # the unused checkpoint of "long" is eventually evicted
-        serve(sched, f"other{number}", [number % 90, number] * 20)
-    assert serve(sched, "last", long_prompt).num_cached_tokens == 0
-
-
-def test_evicting_earlier_turns_protects_the_last_turn():
-    sched = scheduler(num_state_slots=8, page_size=4, num_pages=900, max_seq_len=2_000)
-    history = list(range(100, 140))
-    for turn in range(10):
-        serve(sched, f"turn{turn}", history)
-        history = [*history, *range(1_000 * turn + 200, 1_000 * turn + 230)]
-    for number in range(40):
-        serve(sched, f"other{number}", [number] * 11)
-    assert serve(sched, "last", history).num_cached_tokens >= len(history) - 30 - 2 * 4
-
-
 def test_requests_that_share_nothing_write_few_extra_states():
     rng = random.Random(6)
     sizes = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_seq_len": 4_000}
     config = SchedulerConfig(num_pages=400, page_size=32, num_state_slots=12, **sizes)
     arrivals = [
-        Arrival(index, [rng.randrange(1_000) for _ in range(rng.randint(20, 300))], 100, 100, None)
+        Arrival(index, [rng.randrange(1_000) for _ in range(rng.randint(20, 300))], 40, 40, None)
         for index in range(15)
     ]
     writes = {}
@@ -252,10 +204,7 @@ def test_requests_that_share_nothing_write_few_extra_states():
         simulation = Simulation(workload)
         simulation.scheduler.update_draft_tokens = lambda request, token_ids: None
         writes[caching] = simulation.run().state_writes
-    assert writes[True] <= 1.02 * writes[False]
-
-
-# ---------------------------------------------------------------- limits
+    assert writes[True] <= writes[False] + 2 * len(arrivals)
 
 
 def test_drafts_leave_slots_for_queued_requests():
@@ -304,12 +253,3 @@ def test_state_slot_counts_in_events():
     add(sched, "a", 15, 6)
     step(sched)
     assert "state_slot_counts" not in {event["event"] for event in events}
-
-
-def test_engine_without_recurrent_states_has_no_slots():
-    sched = scheduler()
-    add(sched, "a", 15, 6)
-    [chunk] = sched.schedule().chunks
-    assert chunk.state_writes == ()
-    assert chunk.request.state_slots is None
-    assert sched.pages.states is None

@@ -46,7 +46,7 @@ def test_ends_inside_accepted_drafts(llm):
     free = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, logit_bias=bias)
     answers = [output.token_ids for output in llm.generate(PROMPTS, free)]
     largest_step = 0
-    for _ in range(25):
+    for _ in range(12):
         expected, aborts = {}, {}
         for _ in range(4):
             index, end = rng.randrange(len(PROMPTS)), rng.randint(1, LENGTH)

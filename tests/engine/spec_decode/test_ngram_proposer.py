@@ -1,8 +1,5 @@
 """N-gram proposer: draft tokens, lengths, same outputs as without drafts."""
 
-import random
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +11,6 @@ from tiny_llm.engine.spec_decode.ngram_proposer import (
     NGRAM_LENGTHS,
     NgramIndex,
 )
-from tiny_llm.errors import UserError
 
 
 def naive_draft_tokens(text: list[int], min_probability: float, max_tokens: int) -> list[int]:
@@ -58,40 +54,6 @@ def test_draft_tokens_match_a_linear_search(text, steps, min_probability):
         assert index.draft_tokens(min_probability) == naive_draft_tokens(
             token_ids, min_probability, MAX_NGRAM_DRAFT_TOKENS
         )
-
-
-def test_quotes_and_repetitions_are_drafted():
-    source = list(range(100, 130))
-    assert NgramIndex([*source, 7, 100, 101, 102]).draft_tokens(0.1)[:3] == [103, 104, 105]
-    assert NgramIndex([5, 1, 2, 3] * 9 + [5, 1]).draft_tokens(0.1) == [2, 3, 5, 1, 2, 3, 5]
-    assert len(NgramIndex([8] * 20).draft_tokens(0.1, max_tokens=3)) == 3
-
-
-def test_rarely_accepted_matches_are_no_longer_proposed():
-    """The text repeats a pair of tokens, always continued differently."""
-    text: list[int] = [1, 2, 10, 1, 2]
-    index, rng = NgramIndex(text), random.Random(1)
-    assert index.draft_tokens(1 / 9) == [10, 1, 2, 10, 1, 2, 10]
-    for _ in range(30):
-        text += [rng.randrange(100, 1000), 1, 2]
-    assert index.draft_tokens(1 / 9) == []
-
-
-def test_fewer_drafts_under_load():
-    text = [*range(100, 130), 7, 100, 101, 102]
-    counts = [len(NgramIndex(text).draft_tokens(n / (n + 8))) for n in (1, 4, 16, 200)]
-    assert counts == [7, 4, 1, 0]
-
-
-def test_conflicting_arguments(demo):
-    with pytest.raises(UserError, match="speculative='ngram' and draft_model cannot be combined"):
-        LLM(demo, speculative="ngram", draft_model="demo-draft")
-    with pytest.raises(UserError, match="speculative must be 'ngram', 'mtp' or None, got 'suffix'"):
-        LLM(demo, speculative="suffix")
-    with pytest.raises(UserError, match="num_drafts=3 requires draft_model or speculative='ngram'"):
-        LLM(demo, num_drafts=3)
-    with pytest.raises(UserError, match="num_drafts"):
-        LLM(demo, num_drafts=0, speculative="ngram")
 
 
 def test_repetitive_output_takes_fewer_steps(demo):

@@ -3,9 +3,9 @@
 import pytest
 
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.engine.inputs.structured_outputs import StructuredOutputs
+from tiny_llm.engine.inputs.sampling_params import StructuredOutputs
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
-from tiny_llm.engine.structured_output.grammar_errors import MAX_CHARS, grammar_error
+from tiny_llm.engine.structured_output.grammar import MAX_CHARS, grammar_error
 from tiny_llm.errors import UserError
 from tiny_llm.models.tokenizer.loader import open_tokenizer
 

@@ -75,8 +75,6 @@ def test_combined_schemas_stay_open(schema):
     assert close_objects(schema) == schema
 
 
-# ---------------------------------------------------------------- closing random schemas
-
 NAMES = ["a", "b", "c"]
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from tiny_llm import LLM, SamplingParams, StructuredOutputs
 from tiny_llm.engine.spec_decode.grammar_proposer import forced_tokens
-from tiny_llm.engine.structured_output.compiler import GrammarCompiler
-from tiny_llm.engine.structured_output.tokenizer import special_token_ids
+from tiny_llm.engine.structured_output.compiler import GrammarCompiler, special_token_ids
 
 pytest.importorskip("llguidance")
 

@@ -5,12 +5,10 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
-import tokenizers
 from jsonschema import Draft202012Validator
 
 from tests.engine.structured_output.tiny_language import (
@@ -21,19 +19,24 @@ from tests.engine.structured_output.tiny_language import (
     allowed_tokens,
     tiny_tokenizer,
 )
-from tests.engine.support import PARAGRAPH, accepts, assert_distributed_as, chat, finish
-from tests.engine.tool_calls.support import byte_tokenizer
+from tests.engine.support import (
+    PARAGRAPH,
+    accepts,
+    assert_distributed_as,
+    assert_same_outputs,
+    chat,
+    finish,
+    run_alone,
+    run_cases,
+)
 from tests.support import as_numpy, function_tool, object_schema, tiny_model
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, ToolCalls, UserError
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
-from tiny_llm.engine.execution.sampler import SamplingRow
 from tiny_llm.engine.scheduling.request import EngineRequest
-from tiny_llm.engine.structured_output.bitmask import apply_grammar_bitmask
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 from tiny_llm.models.serving_model import serving_model
 from tiny_llm.models.tokenizer.loader import open_tokenizer
-from tiny_llm.models.tokenizer.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance")
 
@@ -64,34 +67,6 @@ def generate_one(llm, constraint, prompt="What is 17 + 25?", thinking=False, **p
 def full_text(output):
     assert (output.error, output.finish_reason) == (None, "stop")
     return output.text
-
-
-# ---------------------------------------------------------------- brute force
-
-
-def test_bitmasks_match_brute_force():
-    """Covers all token sequences of the language, as draft and accepted tokens."""
-    compiler = GrammarCompiler(tiny_tokenizer(), V)
-    reached, num_rows = [()], 0
-    for tokens in reached:
-        text = "".join(TOKENS[token] for token in tokens)
-        reached += [(*tokens, token) for token in sorted(allowed_tokens(text) - {END})]
-        grammar = compiler.compile(StructuredOutputs(regex=LANGUAGE))
-        request = EngineRequest("", [0], SamplingParams(), grammar=grammar)
-        rows = [SamplingRow(request, n, tokens[:n]) for n in range(len(tokens) + 1)]
-        masked = as_numpy(apply_grammar_bitmask(mx.zeros((len(rows), V)), rows))
-        for row, mask in zip(rows, masked, strict=True):
-            text = "".join(TOKENS[token] for token in row.draft_tokens)
-            assert set(np.flatnonzero(np.isfinite(mask))) == allowed_tokens(text), row.draft_tokens
-            num_rows += 1
-        assert request.grammar.accept_tokens(tokens) is None
-        [mask] = as_numpy(
-            apply_grammar_bitmask(mx.zeros((1, V)), [SamplingRow(request, len(tokens))])
-        )
-        assert set(np.flatnonzero(np.isfinite(mask))) == allowed_tokens(
-            "".join(TOKENS[t] for t in tokens)
-        )
-    assert num_rows > 50
 
 
 def exact_distribution(model, prompt) -> dict[tuple[int, ...], float]:
@@ -132,9 +107,6 @@ def test_output_distribution_matches_brute_force(has_draft):
     expected = exact_distribution(models[0][0], prompt)
     assert sum(expected.values()) == pytest.approx(1)
     assert_distributed_as(outputs, expected)
-
-
-# ---------------------------------------------------------------- complete outputs
 
 
 @pytest.mark.parametrize("thinking", [False, True])
@@ -205,18 +177,6 @@ def test_chat_as_token_ids(llm):
         assert output.text.startswith("<think>") == thinking
 
 
-CALL = re.compile(r'<tool_call>\n\{"name": "(\w+)", "arguments": (.*)\}\n</tool_call>', re.DOTALL)
-
-
-@pytest.mark.parametrize("thinking", [False, True])
-def test_required_tool_calls(llm, thinking):
-    constraint = ToolCalls([ADD, STOP], "required", "add_numbers", parallel=False)
-    text = full_text(generate_one(llm, constraint, thinking=thinking)).rpartition("</think>\n\n")[2]
-    name, arguments = CALL.fullmatch(text).groups()
-    assert name == "add_numbers"
-    Draft202012Validator(ADD_PARAMETERS).validate(json.loads(arguments))
-
-
 def test_auto_tool_choice(llm):
     text = full_text(generate_one(llm, ToolCalls([ADD]), temperature=0))
     assert text == full_text(generate_one(llm, None, temperature=0)), (
@@ -228,15 +188,6 @@ def test_auto_tool_choice(llm):
     assert matcher.consume_tokens(llm.tokenizer.encode('Well: <tool_call>\n{"name": "'))
     assert llm.tokenizer.decode(matcher.compute_ff_tokens()).startswith("add_numbers")
     assert prompt
-
-
-def test_auto_tool_choice_ignores_unsupported_keywords(llm):
-    schema = {"type": "object", "propertyNames": {"maxLength": 3}, "required": ["a"]}
-    matcher = llm.grammars.compile(ToolCalls([function_tool("count", schema)])).matcher
-    prefix = llm.tokenizer.encode('<tool_call>\n{"name": "count", "arguments": {}')
-    assert matcher.try_consume_tokens(prefix) == len(prefix) - 1, (
-        "the closing brace must be rejected, because `a` is required"
-    )
 
 
 def test_auto_tool_choice_rejects_malformed_calls_in_text(llm):
@@ -255,96 +206,63 @@ def test_auto_tool_choice_rejects_malformed_calls_in_text(llm):
             assert accepts(matcher, llm.tokenizer, text) == is_complete, (text, parallel)
 
 
-def test_tool_call_tags_as_special_tokens():
-    """The tags are single tokens, as in Qwen3."""
-    backend = byte_tokenizer("qwen3").backend_tokenizer
-    markers = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
-    backend.add_tokens([tokenizers.AddedToken(marker, special=False) for marker in markers])
-    backend.add_special_tokens(["<|im_end|>"])
-    tokenizer = Tokenizer(Path(), backend, {}, {backend.token_to_id("<|im_end|>")})
-    compiler = GrammarCompiler(tokenizer, len(tokenizer))
-    call = '<tool_call>\n{"name": "add_numbers", "arguments": {"a":3,"why":"</tool"}}\n</tool_call>'
-    for choice, text, is_complete in [
-        ("auto", f"Hello. {call}", True),
-        ("auto", "Hello.", True),
-        ("auto", f"{call}\n{call}", True),
-        ("required", f"{call}\n{call}", True),
-        ("required", f"Hello. {call}", False),
-        ("required", "", False),
-        ("auto", call.replace("add", "odd"), False),
-    ]:
-        matcher = compiler.compile(ToolCalls([ADD, STOP], choice)).matcher
-        assert accepts(matcher, tokenizer, text) == is_complete, (choice, text)
-
-
-# ---------------------------------------------------------------- batch invariance
+def constrained(constraint, **params):
+    return SamplingParams(structured_outputs=constraint, **{"max_tokens": 40, **params})
 
 
 CASES = [
-    (chat("Who?"), StructuredOutputs(json=PERSON), {"temperature": 0}),
-    (chat("Who?"), StructuredOutputs(json=PERSON), {"seed": 3, "logprobs": 2}),
-    (chat(PARAGRAPH + "Who?"), ToolCalls([ADD, STOP], "required"), {"seed": 4, "temperature": 0.8}),
-    (chat("What is 1 + 2?"), ToolCalls([ADD]), {"seed": 5}),
+    (chat("Who?"), constrained(StructuredOutputs(json=PERSON), temperature=0)),
+    (chat("Who?"), constrained(StructuredOutputs(json=PERSON), seed=3, logprobs=2)),
+    (
+        chat(PARAGRAPH + "Who?"),
+        constrained(ToolCalls([ADD, STOP], "required"), seed=4, temperature=0.8),
+    ),
+    (chat("What is 1 + 2?"), constrained(ToolCalls([ADD]), seed=5)),
     (
         PARAGRAPH,
-        StructuredOutputs(regex=r"(Mira|Lenmora|[a-z]{3,9}) [0-9]{2}\."),
-        {"seed": 6, "temperature": 1.3, "top_p": 0.9, "frequency_penalty": 0.5},
+        constrained(
+            StructuredOutputs(regex=r"(Mira|Lenmora|[a-z]{3,9}) [0-9]{2}\."),
+            seed=6,
+            temperature=1.3,
+            top_p=0.9,
+            frequency_penalty=0.5,
+        ),
     ),
-    (PARAGRAPH, None, {"seed": 7}),
+    (PARAGRAPH, SamplingParams(max_tokens=40, seed=7)),
 ]
-
-
-def run(llm, numbers, steps_between=0):
-    outputs = {}
-    pending = list(numbers)
-    while pending or llm.has_unfinished_requests:
-        for number in pending[: 1 if steps_between else None]:
-            prompt, constraint, params = CASES[number]
-            sampling_params = SamplingParams(
-                **{"max_tokens": 40} | params, structured_outputs=constraint
-            )
-            llm.add_request(prompt, sampling_params, request_id=str(number))
-            pending.remove(number)
-        for _ in range(steps_between or 1):
-            outputs |= {int(update.request_id): update.request_output for update in llm.step()}
-            llm.scheduler.check_integrity()
-    return outputs
 
 
 @pytest.fixture(scope="module")
 def reference(demo):
-    outputs = {}
-    for number in range(len(CASES)):
+    def make_llm(case: int) -> LLM:
         llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1, enable_prefix_caching=False)
         llm._grammar_proposer = None  # so that forced tokens are sampled one by one
-        outputs |= run(llm, [number])
-        assert llm.runner.statistics.num_draft_tokens == 0
+        return llm
+
+    return run_alone(make_llm, CASES)
+
+
+def serve(llm, reference, direction=1, steps_between=0):
+    outputs, logits = run_cases(llm, range(len(CASES))[::direction], steps_between, CASES)
+    assert_same_outputs(outputs, logits, reference)
     return outputs
-
-
-def assert_same(actual, expected):
-    for number, output in expected.items():
-        assert actual[number].error is None
-        for name in ("token_ids", "text", "finish_reason", "logprobs"):
-            assert getattr(actual[number], name) == getattr(output, name), f"request {number}"
 
 
 @pytest.mark.slow
 def test_forced_tokens_save_steps_without_changing_outputs(demo, reference):
     llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1)
-    assert_same(run(llm, range(len(CASES))), reference)
+    serve(llm, reference)
     statistics = llm.runner.statistics
     assert statistics.num_accepted_tokens > 20
     assert statistics.num_accepted_tokens > 0.9 * statistics.num_draft_tokens
-    tokens = sum(len(output.token_ids) for output in reference.values())
+    tokens = sum(len(output.token_ids) for output in reference[0].values())
     assert statistics.target_steps < tokens - 15
 
 
 def test_batch_with_prefix_cache_hits(demo, reference):
     llm = LLM(demo, kv_cache_bytes=2**24, block_size=4, max_num_batched_tokens=48)
-    assert_same(run(llm, range(len(CASES)), 2), reference)
-    again = run(llm, reversed(range(len(CASES))))
-    assert_same(again, reference)
+    serve(llm, reference, steps_between=2)
+    again = serve(llm, reference, direction=-1)
     assert sum(output.num_cached_tokens for output in again.values()) > 50
 
 
@@ -353,7 +271,7 @@ def test_preemption(demo, reference, block_size, tokens):
     args = demo[0].args
     per_token = 4 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim
     llm = LLM(demo, kv_cache_bytes=tokens * per_token, block_size=block_size)
-    assert_same(run(llm, range(len(CASES))), reference)
+    serve(llm, reference)
     assert llm.scheduler.num_preemptions > 0
 
 
@@ -372,16 +290,16 @@ def test_draft_model(demo, reference):
         return num_draft_tokens
 
     llm.runner.draft.propose = propose_and_check
-    assert_same(run(llm, range(len(CASES)), 1), reference)
+    serve(llm, reference, steps_between=1)
     assert num_checked > 100
     assert llm.runner.statistics.num_accepted_tokens > 50
 
 
 def test_ngram_proposer(demo, reference):
     llm = LLM(demo, speculative="ngram", kv_cache_bytes=2**24)
-    assert_same(run(llm, range(len(CASES)), 1), reference)
+    serve(llm, reference, steps_between=1)
     forced = LLM(demo, kv_cache_bytes=2**24)
-    run(forced, range(len(CASES)), 1)
+    serve(forced, reference, steps_between=1)
     assert llm.runner.statistics.num_accepted_tokens > forced.runner.statistics.num_accepted_tokens
 
 
@@ -406,49 +324,38 @@ def test_truncated_output_finishes_with_length(llm):
     assert (output.error, output.finish_reason) == (None, "length")
 
 
-# ---------------------------------------------------------------- rejected arguments
-
-
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("owner", "arguments", "error"),
     [
-        ({}, "structured_outputs must have exactly one of json, regex, choice, grammar and"),
-        ({"regex": "a", "choice": ["a"]}, "json_object=True, got regex and choice."),
-        ({"json_object": False}, "must have exactly one of"),
-        ({"regex": 5}, "structured_outputs.regex must be a string, got 5."),
-        ({"choice": "yes"}, "choice must be a list of non-empty strings, got 'yes'."),
-        ({"choice": [""]}, "must be a list of non-empty strings, got ['']."),
-        ({"json": "{"}, "the JSON schema '{' is not JSON."),
-        ({"json": "[" * 100_000}, "nested more than 100 levels deep; flatten it."),
-        ({"json": "[" * 90}, "is not JSON."),
-        ({"json": 5}, "the JSON schema must be an object, got 5."),
-        ({"json": {"const": float("nan")}}, "is not JSON-serializable"),
-    ],
-)
-def test_invalid_structured_outputs_are_rejected(arguments, error):
-    with pytest.raises(UserError) as raised:
-        StructuredOutputs(**arguments)
-    assert error in str(raised.value)
-    assert str(raised.value).endswith(".")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (([],), "tools must not be empty."),
-        (([{"name": "f"}],), "got {'name': 'f'}."),
-        (([ADD], "any"), "the tool choice must be 'auto' or 'required', got 'any'."),
-        (([ADD], "required", "f"), "the required tool must be one of add_numbers, got 'f'."),
+        (StructuredOutputs, {}, "must have exactly one of json, regex, choice, grammar and"),
+        (StructuredOutputs, {"regex": "a", "choice": ["a"]}, "=True, got regex and choice."),
+        (StructuredOutputs, {"json_object": False}, "must have exactly one of"),
+        (StructuredOutputs, {"regex": 5}, "structured_outputs.regex must be a string, got 5."),
+        (StructuredOutputs, {"choice": "yes"}, "a list of non-empty strings, got 'yes'."),
+        (StructuredOutputs, {"choice": [""]}, "a list of non-empty strings, got ['']."),
+        (StructuredOutputs, {"json": "{"}, "the JSON schema '{' is not JSON."),
+        (StructuredOutputs, {"json": "[" * 100_000}, "more than 100 levels deep; flatten it."),
+        (StructuredOutputs, {"json": "[" * 90}, "is not JSON."),
+        (StructuredOutputs, {"json": 5}, "the JSON schema must be an object, got 5."),
+        (StructuredOutputs, {"json": {"const": float("nan")}}, "is not JSON-serializable"),
+        (ToolCalls, {"tools": []}, "tools must not be empty."),
+        (ToolCalls, {"tools": [{"name": "f"}]}, "got {'name': 'f'}."),
+        (ToolCalls, {"choice": "any"}, "must be 'auto' or 'required', got 'any'."),
+        (ToolCalls, {"choice": "required", "name": "f"}, "must be one of add_numbers, got 'f'."),
+        (ToolCalls, {"name": "add_numbers"}, "requires the tool choice 'required', got 'auto'."),
         (
-            ([ADD], "auto", "add_numbers"),
-            "naming a tool requires the tool choice 'required', got 'auto'.",
+            ToolCalls,
+            {"choice": "required", "response_constraint": StructuredOutputs(json=PERSON)},
+            "response_constraint requires the tool choice 'auto'",
         ),
     ],
 )
-def test_invalid_tool_calls_are_rejected(arguments, error):
+def test_invalid_arguments_are_rejected(owner, arguments, error):
+    defaults = {"tools": [ADD]} if owner is ToolCalls else {}
     with pytest.raises(UserError) as raised:
-        ToolCalls(*arguments)
+        owner(**defaults | arguments)
     assert error in str(raised.value)
+    assert str(raised.value).endswith(".")
 
 
 @pytest.mark.parametrize("conflict", [{"ignore_eos": True}, {"min_tokens": 3}])
@@ -466,9 +373,7 @@ def nested_schema(depth: int) -> str:
 
 HOSTILE_CONSTRAINTS = [
     StructuredOutputs(json={"$ref": "file:///etc/passwd"}),
-    StructuredOutputs(json={"$ref": "http://localhost:9/schema"}),
     StructuredOutputs(json={"$ref": "#"}),
-    StructuredOutputs(json={"type": "strung"}),
     StructuredOutputs(json={"enum": []}),
     StructuredOutputs(json=json.loads(nested_schema(300))),
     StructuredOutputs(json=json.loads(nested_schema(450))),
@@ -476,11 +381,8 @@ HOSTILE_CONSTRAINTS = [
     StructuredOutputs(json={"properties": {"a": {}}, "required": [{}]}),
     StructuredOutputs(json={"properties": {"a": {}}, "required": 5}),
     StructuredOutputs(json={"enum": [f"{number:020}" for number in range(5000)]}),
-    StructuredOutputs(json={"not": {"type": "string"}}),
-    StructuredOutputs(regex="(x+"),
     StructuredOutputs(regex="a" * 100_000),
     StructuredOutputs(regex="[^\\s\\S]"),
-    StructuredOutputs(grammar="start: missing"),
     StructuredOutputs(grammar="start: " + "(" * 5000 + '"a"' + ")" * 5000),
     StructuredOutputs(grammar='root ::= "a'),
     StructuredOutputs(grammar="not a grammar"),

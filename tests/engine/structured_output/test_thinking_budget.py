@@ -4,38 +4,13 @@ import mlx.core as mx
 import pytest
 
 from tests.engine.support import chat
-from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
+from tiny_llm import LLM, SamplingParams, StructuredOutputs
 from tiny_llm.engine.execution.sampler import SamplingRow, sample_tokens, to_ints
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 
 START, END = 8, 9
 QUESTION = chat("What is the capital of France?")
-
-
-def forced_token(prompt, output, draft_tokens, in_thinking, max_tokens=2):
-    budget = ThinkingBudget(len(prompt), max_tokens, START, END, in_thinking)
-    return budget.forced_token([*prompt, *output], draft_tokens)
-
-
-@pytest.mark.parametrize(
-    ("output", "draft_tokens", "in_thinking", "expected"),
-    [
-        ([], [], False, None),
-        ([1, 2, 3], [], False, None),  # no reasoning block
-        ([START, 1], [], False, None),
-        ([START, 1, 2], [], False, END),
-        ([START], [1, 2], False, END),
-        ([START, 1], [2, END], False, None),  # a draft token ends the block
-        ([START, 1, 2, END, 3, 4], [], False, None),
-        ([START, 1, END, 5, 5, START], [2], False, END),  # the tokens of both blocks count
-        ([1, 2], [], True, END),
-        ([1], [], True, None),
-    ],
-)
-def test_forced_token(output, draft_tokens, in_thinking, expected):
-    # A <think> in the prompt belongs to an earlier turn, unless `in_thinking`.
-    assert forced_token([START, 1, 1, 1], output, draft_tokens, in_thinking) == expected
 
 
 def test_forced_row_does_not_affect_other_rows():
@@ -87,11 +62,6 @@ def test_budget_has_no_effect_without_reasoning(llm):
     [output] = llm.generate("RoPE is", SamplingParams(temperature=0, thinking_token_budget=0))
     [unlimited] = llm.generate("RoPE is", SamplingParams(temperature=0))
     assert output.token_ids == unlimited.token_ids
-
-
-def test_negative_budget_is_rejected():
-    with pytest.raises(UserError, match="thinking_token_budget must be at least 0, got -1"):
-        SamplingParams(thinking_token_budget=-1)
 
 
 def test_include_stop_str_in_output(llm):

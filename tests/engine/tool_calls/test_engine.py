@@ -9,7 +9,7 @@ from tests.engine.support import accepts
 from tests.engine.tool_calls.support import TAGS, byte_tokenizer, write_calls
 from tests.engine.tool_calls.templates import TEMPLATES
 from tests.support import function_tool, object_schema
-from tiny_llm import LLM, SamplingParams, StructuredOutputs, ToolCalls, UserError
+from tiny_llm import LLM, SamplingParams, StructuredOutputs, ToolCalls
 from tiny_llm.engine.inputs.chat_template import render_chat
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 from tiny_llm.engine.structured_output.grammar import ThinkingState
@@ -38,11 +38,6 @@ def test_tool_call_parser_option(demo, parser, expected):
     [output] = llm.generate("Switch it on.", params)
     assert (output.error, output.finish_reason) == (None, "stop")
     assert re.fullmatch(expected, output.text, re.DOTALL)
-
-
-def test_unknown_parser(demo):
-    with pytest.raises(UserError, match="tool_call_parser must be 'auto', .* got 'xml'"):
-        LLM(demo, kv_cache_bytes=2**23, tool_call_parser="xml")
 
 
 @pytest.mark.parametrize("family", TEMPLATES)

@@ -1,14 +1,12 @@
 """Each format: detection, common variants, missing end tags, value types."""
 
 import json
-import random
 
 import pytest
 
 from tests.engine.tool_calls.support import format_of, parse, parsed_arguments
 from tests.engine.tool_calls.templates import TEMPLATES
 from tiny_llm import UserError
-from tiny_llm.engine.tool_calls.json_scanner import JsonScanner
 from tiny_llm.engine.tool_calls.registry import AUTO, NAMES, find_format
 from tiny_llm.engine.tool_calls.tool_schema import to_json, value_types
 
@@ -48,6 +46,29 @@ def test_format_by_name():
     assert find_format(AUTO, "{{ '<|python_tag|>' }}").name == "llama3_json"
     with pytest.raises(UserError, match="tool_call_parser must be one of auto, .* got 'json'"):
         find_format("json", None)
+
+
+# Only known and unused parameters end a value.
+CITY = "a\n</parameter>\n<parameter=town>\nb\n</parameter>\n<parameter=city>\nc\n<parameter=city>"
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "city"),
+    [
+        ("<parameter=city>\nOslo\n<parameter=days>\n3\n", "Oslo"),
+        (
+            f"<parameter=city>\n{CITY}\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+            "</function>\n</tool_call>",
+            CITY,
+        ),
+    ],
+)
+def test_end_of_a_parameter(text, city, is_stream, size):
+    text = f"<tool_call>\n<function=weather>\n{text}"
+    _, calls, _ = parse(format_of("qwen3.5"), text, TOOLS, (size,), is_stream)
+    assert parsed_arguments(calls) == [("weather", {"city": city, "days": 3})]
 
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
@@ -125,25 +146,6 @@ def test_malformed_calls_are_text(family, text):
     assert parse(format_of(family), text, TOOLS, (1,))[:2] == (text, [])
 
 
-def test_missing_parameter_ends():
-    text = "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n<parameter=days>\n3\n"
-    for is_stream in (False, True):
-        _, calls, _ = parse(format_of("qwen3.5"), text, TOOLS, (1,), is_stream)
-        assert parsed_arguments(calls) == [("weather", {"city": "Oslo", "days": 3})]
-
-
-@pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize("size", [1, 5, 1000])
-def test_only_known_and_unused_parameters_end_a_value(size, is_stream):
-    city = (
-        "a\n</parameter>\n<parameter=town>\nb\n</parameter>\n<parameter=city>\nc\n<parameter=city>"
-    )
-    text = f"<tool_call>\n<function=weather>\n<parameter=city>\n{city}\n</parameter>\n"
-    text += "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
-    _, calls, _ = parse(format_of("qwen3.5"), text, TOOLS, (size,), is_stream)
-    assert parsed_arguments(calls) == [("weather", {"city": city, "days": 3})]
-
-
 def test_repeated_parameter_of_an_unknown_function():
     text = "<tool_call>\n<function=other>\n<parameter=a>\n1\n</parameter>\n"
     assert parse(format_of("qwen3.5"), text + "<parameter=b>\n2", TOOLS)[1] == [
@@ -207,31 +209,3 @@ def test_recursive_schema():
     recursive = {"anyOf": [{"$ref": "#"}] * 50}
     assert value_types(recursive, recursive) == frozenset()
     assert value_types({"$ref": "#/a"}, {"a": {"$ref": "#/a"}}) == frozenset()
-
-
-def test_json_scanner_agrees_with_json():
-    rng = random.Random(1)
-    characters = '{}[]",:\\ue+-.0123 \ntrufalsn"'
-    valid = ['{"a": [1, -0.5e+3, "\\u00e9\\n", true, null, {}], "": []}', "[[], {}, 0]", "{ }"]
-    texts = valid + [
-        text[:i] + rng.choice(characters) + text[i + rng.randrange(2) :]
-        for text in valid
-        for i in range(len(text))
-        for _ in range(20)
-    ]
-    num_valid = 0
-    for text in texts:
-        number, is_complete = JsonScanner().feed(text)
-        incremental = JsonScanner()
-        ends = [incremental.feed(character) for character in text[: number + (not is_complete)]]
-        assert [end[1] for end in ends[:-1]] == [False] * (len(ends) - 1)
-        assert ends[-1][1] == is_complete
-        try:
-            json.loads(text)
-        except ValueError:
-            if is_complete:  # invalid only because of the text after the value
-                json.loads(text[:number])
-            continue
-        num_valid += 1
-        assert (number, is_complete) == (len(text.rstrip()), True)
-    assert num_valid > 50

@@ -19,7 +19,7 @@ from tests.engine.tool_calls.support import (
 )
 from tests.engine.tool_calls.templates import TEMPLATES
 from tests.support import function_tool, object_schema
-from tiny_llm import StructuredOutputs, ToolCalls, UserError
+from tiny_llm import StructuredOutputs, ToolCalls
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 
 pytest.importorskip("llguidance")
@@ -179,11 +179,6 @@ def test_tool_without_a_schema_takes_no_arguments():
         assert not accepts(family, "tags", ToolCalls([STOP], "required"), with_arguments)
         open_tool = ToolCalls([function_tool("stop", {})], "required")
         assert accepts(family, "tags", open_tool, with_arguments)
-
-
-def test_response_constraint_requires_optional_calls():
-    with pytest.raises(UserError, match="response_constraint requires the tool choice 'auto'"):
-        ToolCalls([STOP], "required", response_constraint=StructuredOutputs(json=PERSON))
 
 
 TEXT = {"type": "string"}

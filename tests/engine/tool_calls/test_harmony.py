@@ -11,15 +11,14 @@ from tests.engine.support import accepts
 from tests.engine.tool_calls.support import END, byte_tokenizer
 from tests.support import function_tool, object_schema
 from tiny_llm import StructuredOutputs, ToolCalls
+from tiny_llm.engine.outputs.output_parser import HarmonyParser, ReasoningDelta, TextDelta
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 from tiny_llm.engine.structured_output.grammar import ThinkingState, initial_thinking_state
-from tiny_llm.engine.tool_calls.formats.harmony import HarmonyFormat
+from tiny_llm.engine.tool_calls.harmony import HarmonyFormat
+from tiny_llm.engine.tool_calls.reader import ToolCallOptions
 from tiny_llm.engine.tool_calls.registry import AUTO, find_format
-from tiny_llm.models.tokenizer.think_tags import DEFAULT_TAGS
+from tiny_llm.models.tokenizer.chat_template import DEFAULT_TAGS
 from tiny_llm.models.tokenizer.tokenizer import Tokenizer
-from tiny_llm.server.protocol.harmony_parser import HarmonyParser
-from tiny_llm.server.protocol.output_parser import ReasoningDelta, TextDelta
-from tiny_llm.server.protocol.tool_calls import ToolCallOptions
 
 TEMPLATE = "<|start|>{{ messages[0].content }}<|channel|>final<|message|><|end|>"
 TAGS = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|return|>"]

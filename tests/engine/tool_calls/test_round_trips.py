@@ -46,9 +46,8 @@ def test_every_split(family):
     _, tools, _, content, text = random_case(family, 3)
     _, whole, _ = parse(format_of(family), text, tools)
     for split in range(1, len(text)):
-        for is_stream in (False, True):
-            actual = parse(format_of(family), text, tools, (split, 10**9), is_stream)
-            assert actual[:2] == (content, whole), split
+        actual = parse(format_of(family), text, tools, (split, 10**9), is_stream=split % 2 == 1)
+        assert actual[:2] == (content, whole), split
     text = f"{text}\nDone."
     for size in (1, 2, 3):
         for is_stream in (False, True):

@@ -35,7 +35,7 @@ from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.families.config import LocalRope, MoEConfig, SlidingWindow
 from tiny_llm.models.families.decoder import Decoder
-from tiny_llm.models.families.expert_matmul import GatheredExperts, GroupedExperts, SeparateExperts
+from tiny_llm.models.families.experts import GatheredExperts, GroupedExperts, SeparateExperts
 from tiny_llm.models.families.registry import LAYER_TYPES, read_config
 from tiny_llm.models.loading import load
 from tiny_llm.models.serving_model import serving_model

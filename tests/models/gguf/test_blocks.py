@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType as Type
 from tests.support import as_numpy
 from tiny_llm.kernels.mxfp4 import bfloat16_to_e8m0
 from tiny_llm.models.gguf import blocks
-from tiny_llm.models.gguf.lookup_table import LookupTable
+from tiny_llm.models.gguf.blocks import LookupTable
 from tiny_llm.models.gguf.reader import TYPES, GGUFTensor
 
 ROWS, COLUMNS = 530, 1024  # several chunks of 256 kB

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tiny_llm.models import ModelError
-from tiny_llm.models.gguf.local_models import find_local_model, is_model_file, local_models
-from tiny_llm.models.hub import find_config
+from tiny_llm.models.hub import find_config, find_local_model, is_model_file, local_models
 
 DIGEST = "sha256:" + "ab" * 32
 

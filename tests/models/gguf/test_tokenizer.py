@@ -12,8 +12,8 @@ from tiny_llm import demo
 from tiny_llm.models.checkpoint.safe_io import read_json
 from tiny_llm.models.gguf.reader import open_gguf
 from tiny_llm.models.gguf.tokenizer import gguf_tokenizer
-from tiny_llm.models.tokenizer.detokenizer import detokenizer_with_leading_space
 from tiny_llm.models.tokenizer.loader import open_tokenizer
+from tiny_llm.models.tokenizer.tokenizer import detokenizer_with_leading_space
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 TEXTS = [

@@ -10,7 +10,7 @@ from tests.models.lora.support import random_adapter, write_adapter, write_peft_
 from tests.models.support import FAMILIES, MIXTURE
 from tiny_llm.models import ModelError
 from tiny_llm.models.families.registry import read_config
-from tiny_llm.models.lora.adapter import read_adapter
+from tiny_llm.models.lora_adapters import read_adapter
 
 CONFIG = FAMILIES["qwen3"]
 LAYER = "model.layers.1.self_attn.q_proj"  # a 128×128 weight
@@ -187,7 +187,7 @@ def test_invalid_files_are_rejected(tmp_path):
 
 def test_memory_limit_includes_the_model(tmp_path, monkeypatch):
     folder = write_adapter(tmp_path, lora_pair(), 4)
-    monkeypatch.setattr("tiny_llm.models.lora.adapter.total_memory", lambda: 5000)
+    monkeypatch.setattr("tiny_llm.models.lora_adapters.total_memory", lambda: 5000)
     monkeypatch.setattr(mx, "get_active_memory", lambda: 1000)
     expected = "bytes of memory in addition to 1,000 in use, but this machine has 5,000."
     assert expected in error_of(folder)

@@ -13,13 +13,13 @@ from jinja2 import TemplateError
 from tokenizers.pre_tokenizers import ByteLevel
 
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.models.tokenizer.detokenizer import (
+from tiny_llm.models.tokenizer.loader import open_tokenizer
+from tiny_llm.models.tokenizer.tokenizer import (
     StreamingDetokenizer,
+    Tokenizer,
     decode_byte_level,
     with_detokenizer,
 )
-from tiny_llm.models.tokenizer.loader import open_tokenizer
-from tiny_llm.models.tokenizer.tokenizer import Tokenizer
 
 CONFIG = json.loads((TARGET_PATH / "config.json").read_text())
 OURS = open_tokenizer(TARGET_PATH, CONFIG)

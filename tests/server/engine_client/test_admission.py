@@ -9,8 +9,7 @@ import pytest
 from tests.server import conftest  # noqa: F401  (skips where the libraries are missing)
 from tiny_llm import demo
 from tiny_llm.engine.engine_args import EngineArgs
-from tiny_llm.engine.inputs.sampling_params import SamplingParams
-from tiny_llm.engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
+from tiny_llm.engine.inputs.sampling_params import SamplingParams, StructuredOutputs, ToolCalls
 from tiny_llm.errors import UserError
 from tiny_llm.server.engine_client.admission import compile_grammar
 from tiny_llm.server.engine_client.messages import EngineReady

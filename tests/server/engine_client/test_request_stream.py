@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.server.running_server import RunningServer, eventually
-from tiny_llm.engine.scheduling.outputs import StreamOutput
+from tiny_llm.engine.scheduling.request import StreamOutput
 from tiny_llm.server.engine_client.request_stream import RequestStream
 
 

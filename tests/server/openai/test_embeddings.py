@@ -14,7 +14,7 @@ import pytest
 from tests.server.running_server import RunningServer
 from tiny_llm import LLM
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.models.heads.pooling import SCORE_TEMPLATE
+from tiny_llm.models.output_heads import SCORE_TEMPLATE
 
 TEXTS = ["What is RoPE?", "Paged attention. " * 20, "a"]
 RERANK = {"query": "What is RoPE?", "documents": ["Bees.", {"text": "Rotary embeddings."}, "a"]}

@@ -8,10 +8,10 @@ import httpx2
 import pytest
 
 from tests.server.running_server import RunningServer
-from tiny_llm.server.ops import web_ui
+from tiny_llm.server.ops import engine_view
 
-FILES = sorted((web_ui.WEB_ROOT / "page").rglob("*.*"))
-PROJECT_FILES = [file for file in web_ui.WEB_ROOT.rglob("*.*") if "vendor" not in file.parts]
+FILES = sorted((engine_view.WEB_ROOT / "page").rglob("*.*"))
+PROJECT_FILES = [file for file in engine_view.WEB_ROOT.rglob("*.*") if "vendor" not in file.parts]
 
 
 def test_page_and_its_imports_are_served_with_csp(server):
@@ -23,14 +23,14 @@ def test_page_and_its_imports_are_served_with_csp(server):
         seen.add(path)
         response = server.get(path)
         assert response.status_code == 200, path
-        assert response.headers["content-security-policy"] == web_ui.CONTENT_SECURITY_POLICY
+        assert response.headers["content-security-policy"] == engine_view.CONTENT_SECURITY_POLICY
         folder = path.rpartition("/")[0]
         is_page = path in ("/", "/docs")
         for name in re.findall(r'(?:src|href)="(page/[^"]+)"', response.text) * is_page:
             pending.append(f"/{name}")
         for name in re.findall(r'^import .*from "\./([^"]+)";$', response.text, re.M):
             pending.append(f"{folder}/{name}")
-    served = {f"/page/{file.relative_to(web_ui.WEB_ROOT / 'page')}" for file in FILES}
+    served = {f"/page/{file.relative_to(engine_view.WEB_ROOT / 'page')}" for file in FILES}
     assert seen - {"/", "/docs"} <= served
     unused = {name for name in served - seen if "LICENSE" not in name and "README" not in name}
     assert not unused
@@ -76,7 +76,7 @@ def test_page_needs_no_api_key_but_its_endpoints_do(tmp_path):
 @pytest.mark.parametrize("file", ["/no/such/folder/run.json", f"/tmp/{'n' * 300}", "n" * 252])
 def test_unwritable_recording_is_rejected_at_startup(file):
     from tiny_llm.errors import UserError
-    from tiny_llm.server.ops.web_ui import EventLogWriter
+    from tiny_llm.server.ops.engine_view import EventLogWriter
 
     with pytest.raises(UserError, match="--record: '.*' cannot be written"):
         EventLogWriter(Path(file))
@@ -85,7 +85,7 @@ def test_unwritable_recording_is_rejected_at_startup(file):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_stops_only_the_recording(tmp_path, caplog):
     from tiny_llm.server.engine_client.messages import EngineStats, StepReport
-    from tiny_llm.server.ops.web_ui import EventLogWriter
+    from tiny_llm.server.ops.engine_view import EventLogWriter
 
     (tmp_path / "run.json.part").symlink_to("/dev/full")
     recording = EventLogWriter(tmp_path / "run.json")

@@ -6,12 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from tests.server import conftest  # noqa: F401  (skips where the libraries are missing)
-from tiny_llm.engine.tool_calls.formats.hermes import HermesFormat
-from tiny_llm.engine.tool_calls.formats.qwen3_coder import Qwen3CoderFormat
-from tiny_llm.engine.tool_calls.text_source import MalformedCallError
-from tiny_llm.server.protocol.harmony_parser import without_reasoning
-from tiny_llm.server.protocol.output_parser import OutputParser, ReasoningDelta, TextDelta
-from tiny_llm.server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
+from tiny_llm.engine.outputs.output_parser import (
+    OutputParser,
+    ReasoningDelta,
+    TextDelta,
+    without_reasoning,
+)
+from tiny_llm.engine.tool_calls.format import MalformedCallError
+from tiny_llm.engine.tool_calls.json_calls import HermesFormat
+from tiny_llm.engine.tool_calls.qwen3_coder import Qwen3CoderFormat
+from tiny_llm.engine.tool_calls.reader import ToolCallDelta, ToolCallOptions
 
 FULL = ToolCallOptions(HermesFormat())
 STREAM = ToolCallOptions(HermesFormat(), is_stream=True)

@@ -6,8 +6,7 @@ from pydantic import ValidationError
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.checkpoint.safe_io import read_json
 from tiny_llm.models.tokenizer.loader import open_tokenizer
-from tiny_llm.server.anthropic.messages_schema import MessagesRequest
-from tiny_llm.server.anthropic.tools_schema import MessagesTool
+from tiny_llm.server.anthropic.messages_schema import MessagesRequest, MessagesTool
 from tiny_llm.server.http.validation import validation_error
 from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
 from tiny_llm.server.openai.responses_schema import ResponsesRequest

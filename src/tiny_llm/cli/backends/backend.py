@@ -19,7 +19,7 @@ from ...generate import (
     stream_generate,
 )
 from ...generate.loops import PREFILL_STEP
-from ...models.tokenizer.draft_tokenizer import check_same_vocabulary
+from ...models.tokenizer.tokenizer import check_same_vocabulary
 from ...sampler import Sampler
 from ..parsing.arguments import ENGINE, LOADERS, check_model_arguments, sampler_from_args
 from ..parsing.command import console

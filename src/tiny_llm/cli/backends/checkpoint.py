@@ -57,7 +57,7 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
     console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
     mtp = args.speculative == "mtp"
     if args.tensor_parallel_size > 1:  # only for the engine; see `check_model_arguments`
-        options = args.tensor_parallel_size, args.load_format or "auto", console, mtp
+        options = args.tensor_parallel_size, args.load_format or "auto", mtp
         mlx_model, tokenizer = load_sharded(name, *options)
     else:
         mlx_model, tokenizer = load_for_solution(args, name, mtp)

@@ -10,9 +10,9 @@ from typing import Any, cast
 from ...engine.engine_args import EngineArgs
 from ...engine.inputs.options import parse_options
 from ...errors import UserError
-from ...models.heads.pooling import TASKS
 from ...models.memory import total_memory
 from ...models.model_size import model_size
+from ...models.output_heads import TASKS
 from ...server.settings import ModelSpec
 from ..memory_table import estimate_memory
 from ..parsing.arguments import flag_name, is_set

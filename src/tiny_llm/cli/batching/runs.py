@@ -15,8 +15,7 @@ from ...sampler import Sampler
 from ..backends.backend import build_model
 from ..backends.checkpoint import Checkpoint
 from ..parsing.arguments import ENGINE
-from .engine_run import EngineBatchRun
-from .progress import BatchProgress, RequestProgress
+from .engine_run import BatchProgress, EngineBatchRun, RequestProgress
 
 
 class BatchRun(Protocol):

@@ -8,7 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .progress import EngineState, RequestProgress
+from .engine_run import EngineState, RequestProgress
 from .runs import BatchRun
 
 PAGES_WIDTH = 30  # width of the page usage bar in characters

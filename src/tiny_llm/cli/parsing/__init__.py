@@ -1,4 +1,4 @@
 """Command-line parsing shared by the commands.
 
-Reading order: command, arguments, learner_tree.
+Reading order: command, arguments.
 """

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import UserError, short_repr
-from ...kv_storage.kv_layout import KvLayout
+from ...kv_storage.paged_storage import KvLayout
 from ...models import ServingModel
 from ...models.memory import total_memory
 from ...models.model_size import ModelSize

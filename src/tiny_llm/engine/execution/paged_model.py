@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from ...kv_storage.kv_layout import KvLayout
-from ...kv_storage.paged_storage import RaggedBatch
+from ...kv_storage.paged_storage import KvLayout
+from ...kv_storage.step_plan import RaggedBatch
 from ...models import ServingModel
 from ...models.families.decoder import Decoder
-from ...models.heads.mtp import MtpDecoder
+from ...models.output_heads import MtpDecoder
 
 RowKind = Literal["page", "state"]
 ROW_KINDS: tuple[RowKind, ...] = ("page", "state")

@@ -1,4 +1,4 @@
-"""Sampler: logits to tokens, with per-row sampling parameters.
+"""Sampler: logits to tokens and log-probabilities, by rows of parameters.
 
 Written twice on purpose: the course's samplers, one distribution per batch, are in `sampler.py`.
 
@@ -11,7 +11,8 @@ the softmax distribution. Given the noise, the token is a function of the logits
 speculative decoding exact (see `draft_model.py`).
 
 A logits processor takes logits (R×V, float32) and their R sampling rows, and returns new logits; it
-never modifies its argument. Rows that it does not affect stay bit-identical.
+never modifies its argument. Rows that it does not affect stay bit-identical. Log-probabilities are
+computed before any logits processor.
 """
 
 from array import array
@@ -22,13 +23,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...sampling_ops import apply_min_p, apply_top_k, apply_top_p, greedy_sample
+from ...sampling_ops import apply_min_p, apply_top_k, apply_top_p, greedy_sample, log_softmax
 from ..inputs.sampling_params import SamplingParams
-from ..scheduling.outputs import Logprobs
-from ..scheduling.request import EngineRequest
+from ..scheduling.request import EngineRequest, Logprobs
 from ..structured_output.bitmask import apply_grammar_bitmask
 from ..structured_output.thinking_budget import apply_thinking_budget
-from .logprobs import gather_logprobs, logprobs_to_dicts
 
 
 @dataclass(frozen=True)
@@ -264,6 +263,54 @@ def _splitmix64(x: int) -> int:
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
     return x ^ (x >> 31)
+
+
+def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int]) -> list[Logprobs]:
+    """Computes log-probabilities for each row's top tokens and its chosen token.
+
+    Args:
+        logits: R×V, before any logits processor.
+        counts: number of top tokens for each row.
+
+    Returns:
+        For each row, log-probabilities by token id, in descending order; the chosen token is last
+        if it is not among the top tokens.
+    """
+    gathered = gather_logprobs(logits, max(counts), mx.array(list(chosen)))
+    return logprobs_to_dicts(*gathered, counts)
+
+
+def gather_logprobs(
+    logits: mx.array, num_logprobs: int, chosen: mx.array
+) -> tuple[mx.array, mx.array]:
+    """Gathers log-probabilities of each row's top tokens, then its chosen token.
+
+    Args:
+        logits: R×V.
+        num_logprobs: number of top tokens per row, K; clamped to V.
+
+    Returns:
+        Token ids and log-probabilities, both R×(K + 1).
+    """
+    logprobs = log_softmax(logits)
+    num_logprobs = min(num_logprobs, logits.shape[-1])
+    ids = chosen.astype(mx.int32)[:, None]
+    if num_logprobs:
+        top_ids = mx.argsort(-logprobs, axis=-1)[:, :num_logprobs].astype(mx.int32)
+        ids = mx.concatenate([top_ids, ids], axis=1)
+    return ids, mx.take_along_axis(logprobs, ids, axis=1)
+
+
+def logprobs_to_dicts(ids: mx.array, logprobs: mx.array, counts: Sequence[int]) -> list[Logprobs]:
+    """Converts `gather_logprobs`' arrays to dicts with counts[row] top tokens."""
+    id_rows: Any = ids.tolist()
+    logprob_rows: Any = logprobs.tolist()
+    dicts = []
+    for count, tokens, values in zip(counts, id_rows, logprob_rows, strict=True):
+        entries = dict(zip(tokens[:count], values[:count], strict=True))
+        entries.setdefault(tokens[-1], values[-1])
+        dicts.append(entries)
+    return dicts
 
 
 class SamplerOutput:

@@ -6,7 +6,7 @@ indices are identical on all ranks.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import kernels
 from ...models import load_weights, memory
@@ -16,14 +16,11 @@ from ...models.families.config import DecoderConfig
 from ...models.families.registry import read_config
 from ...models.gguf.model_files import read_model_config
 from ...models.hub import find_config
-from ...models.lora import attach_adapters
+from ...models.lora_adapters import attach_adapters
 from ...models.parallel.decoder import TensorParallelDecoder, TensorParallelMtpDecoder
 from ...models.parallel.group import Replica, gather_bytes
 from ...models.parallel.launch import current_group, get_group
 from .paged_model import PagedModel, RowKind
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @dataclass(eq=False)
@@ -37,47 +34,41 @@ class ShardedCheckpoint(Replica):
 
 
 def load_sharded(
-    name: str,
-    size: int,
-    load_format: str = "auto",
-    console: "Console | None" = None,
-    mtp: bool = False,
+    name: str, size: int, load_format: str = "auto", mtp: bool = False
 ) -> tuple[ShardedCheckpoint, Any]:
-    """Loads a model's shards on all ranks; spawns ranks unless already launched.
+    """Loads a model's shards on all ranks; starts the ranks unless launched.
 
     Args:
-        name, load_format, console, mtp: see `load_weights`, also for errors.
+        name, load_format, mtp: see `load_weights`, also for errors.
 
     Raises:
         UserError: the model cannot be split into `size` shards, or this process belongs to a group
             of a different size.
     """
-    folder = find_config(name, console)
+    folder = find_config(name, None)
     with model_errors(f"the model in {folder} cannot be loaded"):
         config = read_config(read_model_config(folder), mtp)
     with model_errors(f"tensor_parallel_size={size} does not fit '{name}'"):
         RankShard(config, 0, size)
-    args = name, load_format, mtp, kernels.computes_on_cpu()
-    checkpoint: ShardedCheckpoint = get_group(size).run(_load_shard, *args, console=console)
+    args = name, config, load_format, mtp, kernels.computes_on_cpu()
+    checkpoint: ShardedCheckpoint = get_group(size).run(_load_shard, *args)
     return checkpoint, checkpoint.tokenizer
 
 
 def _load_shard(
-    name: str, load_format: str, mtp: bool, on_cpu: bool, console: "Console | None" = None
+    name: str, config: DecoderConfig, load_format: str, mtp: bool, on_cpu: bool
 ) -> ShardedCheckpoint:
     group = current_group()
-    rank, size = group.rank, group.size
+    rank, size, console = group.rank, group.size, None
     if on_cpu:
         kernels.use_cpu()
     if rank > 0:
         from rich.console import Console
 
-        console = Console(stderr=True, quiet=True)
+        console = Console(quiet=True)
     with group.agreement():
-        config = read_config(read_model_config(find_config(name, console)), mtp)
         shard, tokenizer = load_weights(name, console, load_format, rank, size, rank == 0, mtp)
-    rank_shard = RankShard(config, rank, size)
-    return ShardedCheckpoint(rank_shard.full_config, shard, rank_shard, tokenizer)
+    return ShardedCheckpoint(config, shard, RankShard(config, rank, size), tokenizer)
 
 
 def make_decoder(
@@ -100,7 +91,8 @@ def _on_all_ranks(name: str) -> Any:
 
 
 def _call(model: PagedModel, name: str, *args: Any) -> Any:
-    return getattr(PagedModel, name)(model, *args)
+    result = getattr(PagedModel, name)(model, *args)
+    return gather_bytes(result, current_group().comm) if isinstance(result, bytes) else result
 
 
 class TensorParallelModel(PagedModel, Replica):
@@ -118,8 +110,7 @@ class TensorParallelModel(PagedModel, Replica):
 
     def read_row(self, kind: RowKind, index: int) -> bytes:
         """Returns the concatenation of all ranks' shards of a page or state."""
-        rows: list[bytes] = current_group().run(_gather_row, self, kind, index)
-        return b"".join(rows)
+        return b"".join(current_group().run(_call, self, "read_row", kind, index))
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
         """Splits the rows into shards; each rank writes its own."""
@@ -128,10 +119,6 @@ class TensorParallelModel(PagedModel, Replica):
     def worker_fingerprints(self) -> list[bytes]:
         fingerprints: list[bytes] = current_group().run(_gather_fingerprint, self)
         return fingerprints[1:]
-
-
-def _gather_row(model: PagedModel, kind: RowKind, index: int) -> list[bytes]:
-    return gather_bytes(PagedModel.read_row(model, kind, index), current_group().comm)
 
 
 def _write_shards(

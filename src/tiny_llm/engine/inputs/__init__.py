@@ -2,6 +2,5 @@
 
 Plain Python without MLX. This package must not depend on scheduling or models.
 
-Reading order: options, limits, fit_messages, chat_template, prompts, structured_outputs,
-sampling_params.
+Reading order: options, limits, fit_messages, chat_template, prompts, sampling_params.
 """

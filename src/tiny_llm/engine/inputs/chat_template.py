@@ -12,8 +12,8 @@ from typing import Any
 
 from ...errors import UserError, short_repr
 from ..tool_calls.format import ToolCallFormat
-from ..tool_calls.formats.harmony import EFFORTS as HARMONY_EFFORTS
-from ..tool_calls.formats.harmony import HarmonyFormat
+from ..tool_calls.harmony import EFFORTS as HARMONY_EFFORTS
+from ..tool_calls.harmony import HarmonyFormat
 from ..tool_calls.registry import AUTO, find_format
 from .fit_messages import EFFORTS, PROBE_TOOL, TemplateTraits, fit_messages, probe_template
 from .limits import JsonLimits, check_unicode

@@ -32,9 +32,8 @@ from operator import attrgetter
 
 from .config import SchedulerConfig
 from .events import Listener
-from .outputs import Chunk, SchedulerOutput
 from .page_manager import PageKey
-from .request import EngineRequest, RequestState
+from .request import Chunk, EngineRequest, RequestState, SchedulerOutput
 from .scheduler import Scheduler
 
 MAX_CANDIDATES = 32  # queued requests considered in a step, oldest first

@@ -16,7 +16,7 @@ from .events import PageCounts
 from .page_allocator import PageAllocator
 from .prefix_cache import PageTokens, PrefixCache, PrefixNode
 from .request import EngineRequest
-from .states import StateSlots
+from .state_slots import StateSlots
 
 PageKey = tuple[PrefixNode, PageTokens]  # identifies a page: parent node and tokens
 

@@ -1,7 +1,7 @@
-"""EngineRequest: tokens, computed counts and pages of one completion.
+"""EngineRequest: tokens and pages of one completion, its chunks and outputs.
 
-An `EngineRequest` produces one completion; a prompt with `n` completions becomes `n` requests. A
-request's state is a set of half-open intervals over its tokens:
+A prompt with `n` completions becomes `n` requests. A request's state is a set of half-open
+intervals over its tokens:
 
     token_ids   [0, num_prompt_tokens)             the prompt
                 [num_prompt_tokens, num_tokens)    the output so far
@@ -15,13 +15,14 @@ request's state is a set of half-open intervals over its tokens:
                 [num_shared, len(page_ids))        owned by this request alone
 
 With several KV cache groups or a sliding window, block i has several pages or none, of which each
-group has [num_freed, num_allocated) (`kv_groups`).
+group has [num_freed, num_allocated) (`kv_cache_groups.py`).
 """
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ...errors import UserError, short_repr
 from ..inputs.sampling_params import SamplingParams
@@ -166,3 +167,200 @@ def fitting_max_tokens(config: SchedulerConfig, request: EngineRequest) -> int:
                 f"{largest} for this prompt."
             )
     return request.max_tokens or min(in_pages, in_context)
+
+
+# Log-probabilities at one position, by token id: top tokens and the sampled or prompt token.
+Logprobs = dict[int, float]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens [start, end) of a request, followed by `num_drafts` draft tokens.
+
+    Attributes:
+        samples: whether the chunk reaches the end of the request's tokens and samples the next one.
+        state_read_slot: slot of the recurrent state before the chunk; −1 for a zero state.
+        draft_state_read_slot: slot of the draft model's state before its chunk, which starts
+            `num_draft_uncomputed` tokens earlier.
+        state_writes: (index, slot) pairs: `slot` receives the state after the chunk's token
+            `index`, which may be a draft token.
+    """
+
+    request: EngineRequest
+    start: int
+    end: int
+    num_drafts: int
+    samples: bool
+    state_read_slot: int = -1
+    draft_state_read_slot: int = -1
+    state_writes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens charged to the token budget, draft tokens included."""
+        return self.end - self.start + self.num_drafts
+
+
+@dataclass(frozen=True)
+class SchedulerOutput:
+    """Chunks of step `index`: at most one per request, one token or more each."""
+
+    index: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, draft tokens included; at most `max_num_batched_tokens`."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+@dataclass(frozen=True)
+class ChunkOutput:
+    """Result of a chunk that samples a token or scores prompt tokens.
+
+    Attributes:
+        token_ids: accepted draft tokens plus one sampled token; empty if the chunk does not sample
+            or failed.
+        num_draft_uncomputed: see `EngineRequest`; these tokens' pages are not shared yet.
+        logprobs, pooled: see `CompletionOutput`.
+        prompt_logprobs: one entry per newly scored prompt token, starting at `num_scored`.
+    """
+
+    token_ids: Sequence[int]
+    num_draft_uncomputed: int = 0
+    logprobs: Sequence[Logprobs] | None = None
+    prompt_logprobs: Sequence[Logprobs] = ()
+    pooled: Sequence[float] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """A request's timestamps, in seconds of `time.perf_counter`, and counts."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None  # start of the first step that included the request
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+    num_generation_tokens: int = 0  # output tokens of the last completion to finish
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token in seconds, queueing included."""
+        return self._since_arrival(self.first_token_time)
+
+    @property
+    def queue_seconds(self) -> float | None:
+        return self._since_arrival(self.first_scheduled_time)
+
+    @property
+    def e2e_seconds(self) -> float | None:
+        return self._since_arrival(self.finished_time)
+
+    def _since_arrival(self, time: float | None) -> float | None:
+        return None if time is None else time - self.arrival_time
+
+
+@dataclass
+class CompletionOutput:
+    """One of a prompt's `n` completions.
+
+    Attributes:
+        text: text so far, without the EOS token and, by default, without the stop string.
+        token_ids: tokens so far, including the EOS token.
+        finish_reason: "stop" (EOS, stop token or string), "length", "timeout", "abort" or "error";
+            None until the completion ends.
+        stop_reason: the matched stop token or stop string; None for the tokenizer's EOS tokens.
+        logprobs: one entry per token, if `SamplingParams.logprobs` was given.
+        pooled: embedding or score, from a pooling model.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[Logprobs] | None = None
+    pooled: list[float] | None = None
+
+
+@dataclass
+class RequestOutput:
+    """A prompt and its completions.
+
+    Attributes:
+        request_id: the caller's id, or the one generated by `add_request`.
+        prompt: the caller's text or chat messages; None for token ids or a rejected request.
+        prompt_token_ids: empty if the request was rejected.
+        num_cached_tokens: prompt tokens found in the prefix cache.
+        prompt_logprobs: if requested, one entry per prompt token, None for the first; complete once
+            the first completion has a token.
+    """
+
+    request_id: str
+    prompt: str | list[dict[str, Any]] | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[Logprobs | None] | None = None
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.outputs[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[Logprobs] | None:
+        return self.outputs[0].logprobs
+
+
+class StreamOutput(NamedTuple):  # a frozen dataclass takes 5 times as long to construct
+    """One step's additions to one completion.
+
+    Attributes:
+        index, finish_reason, stop_reason, pooled: see `CompletionOutput`.
+        text: new text; concatenating it over all outputs yields the completion's text.
+        token_ids: new tokens: one, or several after accepted draft tokens; none on an abort,
+            timeout or error.
+        request_output: the request with all its completions, updated by later steps; all its
+            stream outputs have the same object. None in a server's reports, which are immutable.
+        logprobs: one entry per new token, if requested.
+        prompt_logprobs: if requested, with completion 0's first tokens; see `RequestOutput`.
+        is_first: whether `token_ids` includes the completion's first token.
+        metrics: the request's metrics, set when its last completion ends.
+        error: why a completion with finish_reason "error" failed.
+    """
+
+    request_id: str
+    index: int  # type: ignore[assignment]  # hides `tuple.index`
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    request_output: RequestOutput = None  # type: ignore[assignment]  # see the docstring
+    num_cached_tokens: int = 0
+    stop_reason: int | str | None = None
+    logprobs: tuple[Logprobs, ...] | None = None
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    is_first: bool = False
+    metrics: RequestMetrics | None = None
+    pooled: tuple[float, ...] | None = None
+    error: str | None = None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether to deliver without delay: a completion's first tokens, or its end."""
+        return self.is_first or self.finish_reason is not None

@@ -16,7 +16,7 @@ so long prompts allocate later, too.
 No starvation: the oldest request is never preempted, and `add` rejects requests too large to run
 alone, so the oldest always finishes. Then the next one is the oldest. The argument also holds with
 recurrent state slots: a running request always has one to write, and the head of the queue can be
-admitted at the latest when no request is running (`states/state_slots.py`).
+admitted at the latest when no request is running (`state_slots.py`).
 
 The queue is strictly first come, first served. Even if the limits allow it, the head is not
 admitted while a running request computes the head's next page or reads it from disk. The page then
@@ -32,10 +32,17 @@ from typing import Any
 from ...errors import OutOfPagesError, QueueFullError, UserError
 from .config import KvGroup, SchedulerConfig
 from .events import Listener
-from .kv_groups import GroupPageManager
-from .outputs import Chunk, ChunkOutput, SchedulerOutput
+from .kv_cache_groups import GroupPageManager
 from .page_manager import PageKey, PageManager
-from .request import EngineRequest, FinishReason, RequestState, fitting_max_tokens
+from .request import (
+    Chunk,
+    ChunkOutput,
+    EngineRequest,
+    FinishReason,
+    RequestState,
+    SchedulerOutput,
+    fitting_max_tokens,
+)
 
 log = logging.getLogger("tiny_llm.engine")
 

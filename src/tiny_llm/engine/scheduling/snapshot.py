@@ -12,7 +12,7 @@ A snapshot is taken between steps; its cost grows with the number of pages in us
 from dataclasses import asdict
 from typing import Any
 
-from .kv_groups import BlockNode
+from .kv_cache_groups import BlockNode
 from .page_manager import PageManager
 from .prefix_cache import PageTokens, PrefixCache, PrefixNode
 from .request import EngineRequest

@@ -30,8 +30,7 @@ import mlx.core as mx
 
 from ..execution.paged_model import PagedModel, Span
 from ..execution.sampler import SamplingRow, sample_tokens, to_ints
-from ..scheduling.outputs import Chunk, ChunkOutput
-from ..scheduling.request import EngineRequest
+from ..scheduling.request import Chunk, ChunkOutput, EngineRequest
 
 
 class DraftModel:
@@ -116,8 +115,8 @@ class DraftModel:
 class MtpDrafter(DraftModel):
     """Proposes draft tokens with the target's multi-token prediction layer.
 
-    The layer (`models/heads/mtp.py`) combines the target's hidden state at a position with the next
-    token, so it runs after the target has sampled:
+    The layer (`models/output_heads.py`) combines the target's hidden state at a position with the
+    next token, so it runs after the target has sampled:
 
         target, one step    of France      hidden states at both positions; `is` is sampled
         layer               France is      the next tokens, at the same positions

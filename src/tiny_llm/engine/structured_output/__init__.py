@@ -2,6 +2,5 @@
 
 This package must not depend on model execution.
 
-Reading order: grammar, grammar_errors, relaxation, tokenizer, sandbox, compiler, bitmask,
-thinking_budget.
+Reading order: grammar, relaxation, sandbox, compiler, bitmask, thinking_budget.
 """

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, short_repr
-from ..inputs.structured_outputs import StructuredOutputs, ToolCalls, schema_to_json
-from .grammar_errors import grammar_error
+from ..inputs.sampling_params import StructuredOutputs, ToolCalls, schema_to_json
+from .grammar import grammar_error
 from .sandbox.process import SandboxedProcess
 
 # Returns the grammar library's error for a schema, or "" if the schema is valid.

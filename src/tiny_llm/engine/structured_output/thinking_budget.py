@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ...models.tokenizer.think_tags import think_tags
+from ...models.tokenizer.chat_template import think_tags
 
 
 @dataclass(frozen=True)

@@ -2,5 +2,6 @@
 
 Plain Python without MLX. This package must not depend on requests, grammar libraries or protocols.
 
-Reading order: json_scanner, text_source, tool_schema, format, json_calls, formats, registry.
+Reading order: format, tool_schema, json_scanner, json_calls, xml_values, qwen3_coder, gemma4,
+harmony, registry, reader.
 """

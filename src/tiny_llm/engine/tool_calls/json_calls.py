@@ -1,15 +1,32 @@
-"""JSON tool calls: parser and grammar shared by several formats."""
+"""JSON tool calls: the formats of Hermes (Qwen3), Llama 3 and Mistral."""
 
 import json
 import re
-from collections.abc import Collection, Sequence
+import secrets
+import string
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from .format import Function, literal
+from .format import (
+    ArgumentsDelta,
+    CallEnd,
+    CallGrammar,
+    CallStart,
+    Events,
+    Function,
+    Functions,
+    MalformedCallError,
+    TextSource,
+    ToolCallFormat,
+    ToolCallRules,
+    literal,
+    tag,
+    tagged_grammar,
+)
 from .json_scanner import JsonScanner
-from .text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
-from .tool_schema import parameters_of
+from .tool_schema import DEFINITIONS, parameters_of
 
 NAME_REGEX = r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")'
 STARTS_WITH_NAME = re.compile(NAME_REGEX)
@@ -156,3 +173,172 @@ def json_call_rule(functions: Sequence[Function], key: str, end: str = "") -> st
 
 def argument_schemas(functions: Sequence[Function]) -> dict[str, Any]:
     return {f"arguments_{i}": parameters_of(function) for i, function in enumerate(functions)}
+
+
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+
+
+class HermesFormat(ToolCallFormat):
+    """JSON between `<tool_call>` and `</tool_call>`; see the module docstring."""
+
+    name = "hermes"
+    tags = (TOOL_CALL,)
+
+    def parse(self, source: TextSource, functions: Functions) -> Events:
+        """See `ToolCallFormat`."""
+        # [task 5.5.3 hermes]
+        yield from source.skip_space()
+        yield from source.accept(TOOL_CALL)
+        yield from source.skip_space()
+        if not source.buffer.startswith("{"):
+            raise MalformedCallError
+        yield from parse_json_call(source, ("arguments",))
+        yield from source.skip_space()
+        yield from source.accept_end(TOOL_CALL_END)
+        # [/task 5.5.3 hermes]
+
+    def grammar(self, rules: ToolCallRules) -> CallGrammar:
+        """See `ToolCallFormat`. Allows only the whitespace that chat templates write."""
+        lark = tagged_grammar(rules, TOOL_CALL, "rest", "\n")
+        lark += f'rest: "\\n" call "\\n" {tag(TOOL_CALL_END, rules.special_tokens)}\n'
+        lark += json_call_rule(rules.functions, "arguments")
+        return CallGrammar(lark, argument_schemas(rules.functions))
+
+
+PYTHON_TAG = "<|python_tag|>"
+# Text that does not start like a call.
+PLAIN_TEXT = r'/(?s:.*)/ & ~/\s*\{\s*"name"\s*:(?s:.*)/'
+
+
+class Llama3JsonFormat(ToolCallFormat):
+    """A bare JSON object; an object whose name is not a tool's is text."""
+
+    name = "llama3_json"
+    tags = (PYTHON_TAG,)
+    first_tags = ("{",)
+
+    def parse(self, source: TextSource, functions: Functions) -> Events:
+        yield from source.skip_space()
+        yield from source.accept(PYTHON_TAG)
+        while True:
+            yield from source.skip_space()
+            if not source.buffer.startswith("{"):
+                raise MalformedCallError
+            yield from parse_json_call(source, ("parameters", "arguments"), functions)
+            yield from source.skip_space()
+            separator = yield from source.accept(";")
+            if not separator and not source.buffer.startswith("{"):
+                return
+
+    def grammar(self, rules: ToolCallRules) -> CallGrammar:
+        schemas = argument_schemas(rules.functions)
+        # Only JSON schemas: a Lark literal would take precedence over the schema of `response`.
+        if rules.choice == "structured":
+            calls = _call_schemas(rules.functions)
+            names = " | ".join(f"@{name}" for name in [*calls, "response"])
+            return CallGrammar(f"start: {names}\n", calls)
+        lark = json_call_rule(rules.functions, "parameters")
+        if rules.choice == "required":
+            return CallGrammar(f"start: call\n{lark}", schemas)
+        tag = rules.special_tokens.get(PYTHON_TAG)
+        optional_tag = f"{tag}? " if tag is not None else ""
+        return CallGrammar(
+            f"start: {optional_tag}call | PLAIN_TEXT\nPLAIN_TEXT: {PLAIN_TEXT}\n{lark}", schemas
+        )
+
+
+def _call_schemas(functions: Sequence[Function]) -> dict[str, Any]:
+    schemas = {}
+    for index, function in enumerate(functions):
+        parameters = parameters_of(function)
+        schema = {
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, "parameters": parameters},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        # `$ref` is relative to the root of the schema, so the definitions are copied there.
+        if isinstance(parameters, Mapping):
+            schema |= {key: parameters[key] for key in DEFINITIONS if key in parameters}
+        schemas[f"call_{index}"] = schema
+    return schemas
+
+
+TOOL_CALLS, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+ID_LENGTH = 9
+ID_PATTERN = f"/[a-zA-Z0-9]{{{ID_LENGTH}}}/"
+OPTIONAL_ID = rf"""(", \"id\": \"" {ID_PATTERN} "\"")?"""
+
+
+class MistralFormat(ToolCallFormat):
+    """`[TOOL_CALLS]`, then a list of calls or one call; see the module docstring.
+
+    The parser accepts both forms. The grammar uses the list form if `has_list`; otherwise, calls
+    may have an id if `has_ids`.
+    """
+
+    name = "mistral"
+    tags = (TOOL_CALLS,)
+
+    def __init__(self, has_list: bool = True, has_ids: bool = False):
+        self._has_list = has_list
+        self._has_ids = has_ids
+
+    def parse(self, source: TextSource, functions: Functions) -> Events:
+        yield from source.skip_space()
+        yield from source.accept(TOOL_CALLS)
+        yield from source.skip_space()
+        if source.buffer.startswith("["):
+            yield from _parse_list(source)
+            return
+        name = yield from source.read_until((CALL_ID, ARGUMENTS, "{"), "\n")
+        if not name.strip():
+            raise MalformedCallError
+        if (yield from source.accept(CALL_ID)):
+            yield from source.read_until((ARGUMENTS, "{"), "\n")
+        yield from source.accept(ARGUMENTS)
+        yield from source.skip_space()
+        if not source.buffer.startswith("{"):
+            raise MalformedCallError
+        yield CallStart(name.strip())
+        yield from parse_arguments(source)
+
+    def grammar(self, rules: ToolCallRules) -> CallGrammar:
+        schemas = argument_schemas(rules.functions)
+        if self._has_list:
+            more = ' (", " call)*' if rules.parallel else ""
+            # One `[TOOL_CALLS]` tag: the list after it contains all calls.
+            lark = tagged_grammar(replace(rules, parallel=False), TOOL_CALLS, "list", "")
+            lark += f'list: " "? "[" call{more} "]"\n'
+            lark += json_call_rule(rules.functions, "arguments", OPTIONAL_ID)
+            return CallGrammar(lark, schemas)
+        call_id = f"({tag(CALL_ID, rules.special_tokens)} {ID_PATTERN})? " if self._has_ids else ""
+        arguments = tag(ARGUMENTS, rules.special_tokens)
+        calls = [
+            f"{literal(function['name'])} {call_id}{arguments} @arguments_{index}"
+            for index, function in enumerate(rules.functions)
+        ]
+        lark = tagged_grammar(rules, TOOL_CALLS, "call", "") + f"call: {' | '.join(calls)}\n"
+        return CallGrammar(lark, schemas)
+
+    def new_call_id(self) -> str:
+        return "".join(
+            secrets.choice(string.ascii_letters + string.digits) for _ in range(ID_LENGTH)
+        )
+
+    def valid_call_id(self, call_id: str) -> str:
+        """Returns the last nine letters and digits of `call_id`, padded with zeros."""
+        return re.sub(r"[^a-zA-Z0-9]", "", call_id)[-ID_LENGTH:].rjust(ID_LENGTH, "0")
+
+
+def _parse_list(source: TextSource) -> Events:
+    source.take(1)
+    while True:
+        yield from source.skip_space()
+        if not source.buffer.startswith("{"):
+            raise MalformedCallError
+        yield from parse_json_call(source, ("arguments",))
+        yield from source.skip_space()
+        if not (yield from source.accept(",")):
+            yield from source.accept("]")
+            return

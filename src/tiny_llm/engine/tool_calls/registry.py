@@ -15,12 +15,18 @@ from typing import Any
 
 from ...errors import UserError
 from .format import ToolCallFormat
-from .formats.gemma4 import CALL_START, Gemma4Format
-from .formats.harmony import CHANNEL, MESSAGE, HarmonyFormat
-from .formats.hermes import HermesFormat
-from .formats.llama3_json import PYTHON_TAG, Llama3JsonFormat
-from .formats.mistral import ARGUMENTS, ID, START, MistralFormat
-from .formats.qwen3_coder import Qwen3CoderFormat
+from .gemma4 import CALL_START, Gemma4Format
+from .harmony import CHANNEL, MESSAGE, HarmonyFormat
+from .json_calls import (
+    ARGUMENTS,
+    CALL_ID,
+    PYTHON_TAG,
+    TOOL_CALLS,
+    HermesFormat,
+    Llama3JsonFormat,
+    MistralFormat,
+)
+from .qwen3_coder import Qwen3CoderFormat
 
 AUTO = "auto"
 NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral", "gemma4", "openai")
@@ -32,7 +38,7 @@ def find_format(name: str, chat_template: Any) -> ToolCallFormat:
     template = chat_template if isinstance(chat_template, str) else str(chat_template or "")
     match detect(template) if name == AUTO else name:
         case "mistral":
-            return MistralFormat(ARGUMENTS not in template, ID in template)
+            return MistralFormat(ARGUMENTS not in template, CALL_ID in template)
         case "llama3_json":
             return Llama3JsonFormat()
         case "qwen3_coder":
@@ -49,7 +55,7 @@ def find_format(name: str, chat_template: Any) -> ToolCallFormat:
 def detect(template: str) -> str:
     if CHANNEL in template and MESSAGE in template:
         return "openai"
-    if START in template:
+    if TOOL_CALLS in template:
         return "mistral"
     if CALL_START in template:
         return "gemma4"

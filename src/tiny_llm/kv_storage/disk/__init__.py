@@ -2,5 +2,5 @@
 
 Maps keys to bytes. This package must not depend on tokens, requests or arrays.
 
-Reading order: page_file, store, io_thread.
+Reading order: store, io_thread.
 """

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from .page_file import Buffer
-from .store import PageStore
+from .store import Buffer, PageStore
 
 log = logging.getLogger("tiny_llm.engine")
 

@@ -3,6 +3,15 @@
     DIR/pages/3f/3f…         a page file, named after its key
     DIR/writing/RANDOM-KEY   a page file being written
 
+A page file is a header, then the page's bytes. Its verification rejects files that were truncated,
+damaged, renamed or written by another program:
+
+    magic     16 bytes
+    key       20 bytes
+    length    8 bytes, payload size
+    CRC-32    4 bytes, over magic, key, length and payload
+    payload   the page's bytes
+
 A page is written and synced under a temporary name, then renamed, so files in `pages` are complete.
 A page's key is a hash of everything that determines the page's bytes, so pages written by different
 processes are interchangeable, and no page is ever overwritten with different bytes.
@@ -16,19 +25,82 @@ import os
 import re
 import secrets
 import shutil
+import stat
+import struct
 import time
+import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from .page_file import (
-    HEADER_BYTES,
-    KEY_BYTES,
-    Buffer,
-    drop_from_page_cache,
-    read_page_file,
-    write_page_file,
-)
+Buffer = bytes | bytearray | memoryview
+
+KEY_BYTES = 20
+MAGIC = b"tiny-llm KV 1\n\0\0"
+_PREFIX = struct.Struct(f"<16s{KEY_BYTES}sQ")
+_CHECKSUM = struct.Struct("<I")
+HEADER_BYTES = _PREFIX.size + _CHECKSUM.size
+
+
+class CorruptPageError(OSError):
+    """A page file fails verification."""
+
+
+def page_header(key: bytes, payload: Buffer) -> bytes:
+    """Returns the header of a page file: magic, key, length, CRC-32."""
+    # [task 6.6.2 header]
+    prefix = _PREFIX.pack(MAGIC, key, len(payload))
+    return prefix + _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(prefix)))
+    # [/task 6.6.2 header]
+
+
+def write_page_file(path: Path, key: bytes, payload: Buffer) -> None:
+    """Writes a new file that only this user may read, and syncs it to disk.
+
+    Raises:
+        OSError: the file already exists, or cannot be written.
+    """
+    with path.open("xb", buffering=0) as file:
+        path.chmod(0o600)
+        # [task 6.6.2 write]
+        for part in (page_header(key, payload), payload):
+            rest = memoryview(part)
+            while rest:  # a raw write may be partial
+                rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+        # [/task 6.6.2 write]
+
+
+def read_page_file(path: Path, key: bytes, num_bytes: int) -> bytes:
+    """Reads and verifies a page of `num_bytes` bytes.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        CorruptPageError: the file fails verification.
+        OSError: the file cannot be read.
+    """
+    # Opening a named pipe would block. O_NONBLOCK does not exist on Windows.
+    flags = getattr(os, "O_NONBLOCK", 0)
+    with open(path, "rb", opener=lambda p, f: os.open(p, f | flags)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptPageError(f"{path} is not a regular file")
+        # [task 6.6.3 verify]
+        if status.st_size != HEADER_BYTES + num_bytes:
+            raise CorruptPageError(f"{path} has the wrong size")
+        header, payload = file.read(HEADER_BYTES), file.read(num_bytes)
+        if header != page_header(key, payload):
+            raise CorruptPageError(f"{path} is damaged or belongs to another page")
+        return payload
+        # [/task 6.6.3 verify]
+
+
+def drop_from_page_cache(path: Path) -> None:
+    """Asks the OS to drop a file from its page cache, so the next read hits disk."""
+    if hasattr(os, "posix_fadvise"):  # macOS does not have it
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
 
 PAGE_NAME = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
 GONE = 0

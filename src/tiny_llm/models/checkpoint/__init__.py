@@ -2,6 +2,6 @@
 
 This package must not depend on model execution.
 
-Reading order: safe_io, layout, config_checks, tokenizer_config, safetensors_header,
-tensor_shapes, quantization, weights, repack, dummy, sharding.
+Reading order: safe_io, layout, tokenizer_config, tensor_shapes, quantization, weights, dummy,
+sharding.
 """

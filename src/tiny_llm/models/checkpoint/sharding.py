@@ -23,7 +23,7 @@ from typing import Any, Literal, NoReturn
 import mlx.core as mx
 
 from ..families.config import DecoderConfig
-from .safetensors_header import DTYPE_BYTES, TensorInfo
+from .layout import DTYPE_BYTES, TensorInfo
 
 BY_ROW = {"q_proj", "gate_proj", "up_proj", "in_proj_z", "in_proj_b", "in_proj_a"}
 BY_KV_HEAD = {"k_proj", "v_proj"}

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..families.config_fields import invalid_field, text_fields
-from .config_checks import check_token_id_field
+from ..families.config_fields import MAX_INT32, invalid_field, text_fields
 from .safe_io import ModelError, read_optional_json
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -46,12 +45,22 @@ def listed_tokens(settings: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
 def read_eos_token_ids(folder: Path, config: Mapping[str, Any]) -> set[int]:
     """EOS token ids from `generation_config.json`, or else from `config.json`."""
     generation, config = read_optional_json(folder, GENERATION_CONFIG), text_fields(config)
-    check_token_id_field(generation, "eos_token_id", str(folder / GENERATION_CONFIG))
-    check_token_id_field(config, "eos_token_id", str(folder / "config.json"))
+    _check_token_ids(generation, "eos_token_id", str(folder / GENERATION_CONFIG))
+    _check_token_ids(config, "eos_token_id", str(folder / "config.json"))
     ids = generation.get("eos_token_id") or config.get("eos_token_id")
     if ids is None:
         return set()
     return {ids} if isinstance(ids, int) else set(ids)
+
+
+def _check_token_ids(fields: Mapping[str, Any], name: str, where: str) -> None:
+    """Rejects a field that is neither null, a token id nor a list of token ids."""
+    value = fields.get(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < MAX_INT32 for i in ids):
+        raise ModelError(
+            f"{invalid_field(name, value, 'a token id or a list of token ids', where)}."
+        )
 
 
 def special_tokens(settings: Mapping[str, Any]) -> list[Any]:

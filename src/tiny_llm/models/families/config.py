@@ -5,7 +5,7 @@ from typing import Literal
 
 from ...errors import short_repr
 from ...kv_storage.int8_rows import KvCacheDtype, kv_row_width
-from ...kv_storage.kv_layout import LayerKv
+from ...kv_storage.paged_storage import LayerKv
 from .config_fields import Fields, invalid_field, positive_int
 from .rope import RopeScaling
 

@@ -4,8 +4,8 @@
     unquantized                   the extension on a CPU; MLX on a GPU and in float32
     other formats                 MLX               `MlxQuantizedWeights`
 
-On a CPU, `repack.py` converts most other formats to one of the first two during loading, unless
-scales or activations are float32.
+On a CPU, `repack` (`checkpoint/weights.py`) converts most other formats to one of the first two
+during loading, unless scales or activations are float32.
 """
 
 from collections.abc import Sequence

@@ -39,7 +39,7 @@ import mlx.core as mx
 
 from ...kernels.prepack import QUANTIZED_ARRAYS
 from .config import DecoderConfig, DeltaNetConfig
-from .expert_matmul import PROJECTIONS
+from .experts import PROJECTIONS
 
 # Name prefixes in checkpoints -> replacements; the first match applies.
 TEXT_PREFIXES = {

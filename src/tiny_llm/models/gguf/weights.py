@@ -24,9 +24,8 @@ from ..checkpoint.weights import CheckpointModel, build_model_tree, check_tensor
 from ..families.config import DecoderConfig
 from ..families.registry import read_config
 from ..families.tensor_layout import unused_tensors
-from .blocks import array_types, has_cpu_kernels, read_tensor
+from .blocks import TABLE_TYPES, LookupTable, array_types, has_cpu_kernels, read_tensor
 from .config import tensor_names
-from .lookup_table import TABLE_TYPES, LookupTable
 from .reader import GGUFTensor, open_gguf
 
 

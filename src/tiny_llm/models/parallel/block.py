@@ -16,8 +16,7 @@ from ...kv_storage.layer_cache import LayerCacheView
 from ...kv_storage.step_plan import AttentionMetadata, LayerInputs
 from ..families.decoder import Attention, DecoderBlock
 from ..families.linear import AdapterBatch
-from .layers import all_reduce
-from .mpi import Group
+from .layers import Group, all_reduce
 
 HalfBlock = Callable[..., Any]
 
@@ -70,18 +69,14 @@ class TensorParallelBlock:
     def _halves_for(self, names: tuple[str, ...]) -> tuple[HalfBlock, HalfBlock]:
         """Both halves as functions of arrays; `names` lists the metadata arrays."""
         if names not in self._halves:
-            halves: tuple[HalfBlock, HalfBlock] = (
-                partial(self._attend, names),
-                self._feed_forward,
-            )
+            attend: HalfBlock = partial(self._attend, names)
+            feed_forward: HalfBlock = self._feed_forward
             # [solution only]
             if self._capture:
-                halves = (
-                    CapturedFunction(halves[0], on_first_call=False),
-                    CapturedFunction(halves[1], on_first_call=False),
-                )
+                attend = CapturedFunction(attend, on_first_call=False)
+                feed_forward = CapturedFunction(feed_forward, on_first_call=False)
             # [/solution only]
-            self._halves[names] = halves
+            self._halves[names] = attend, feed_forward
         return self._halves[names]
 
     def _attend(self, names: tuple[str, ...], x: mx.array, *rest: mx.array) -> tuple[mx.array, ...]:

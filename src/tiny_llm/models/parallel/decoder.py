@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ..checkpoint.sharding import RankShard
 from ..families.decoder import Decoder, DecoderBlock, EagerLayers
-from ..heads.mtp import MtpDecoder
+from ..output_heads import MtpDecoder
 from .block import TensorParallelBlock
 from .group import Replica
 from .layers import ParallelLMHead, VocabParallelEmbedding

@@ -1,7 +1,8 @@
-"""Starts the ranks: spawns workers, or joins ranks launched by `mlx.launch` or `mpirun`.
+"""Start of the ranks: spawned, or launched by `mlx.launch` or `mpirun`.
 
-Launched ranks all run the same command line. Traffic is unencrypted and trusted: use a private
-network.
+Launched ranks all run the same command line. `--tensor-parallel-size` spawns workers on this
+machine as `mlx.launch` does, with a host file of MLX's ring and the rank in the environment.
+Traffic is unencrypted and trusted: use a private network.
 """
 
 import faulthandler
@@ -12,23 +13,23 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from ...errors import UserError
 from . import mpi
 from .group import RankGroup, gather_text
+from .layers import Group
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 LAUNCH_TIMEOUT_SECONDS = 60.0  # includes imports on other machines; a launcher ends failed ranks
-RING_TIMEOUT_SECONDS = 8.0  # for spawned ranks, after all imports
+SPAWN_TIMEOUT_SECONDS = 8.0  # after all imports
 # A machine that does not respond for 8 seconds is lost. Its kernel responds for a paused process.
 TCP_OPTIONS = {
     "TCP_NODELAY": 1,
@@ -38,11 +39,17 @@ TCP_OPTIONS = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 8000,  # ms, for unacknowledged data
 }
-# Program of a spawned worker; its standard input is the socket to rank 0.
-WORKER_PROGRAM = "from tiny_llm.models.parallel import launch; launch.run_spawned_worker()"
+# Program of a spawned worker, whose standard input and output are pipes to rank 0.
+WORKER_PROGRAM = """
+import importlib.metadata, multiprocessing.connection, os
+from tiny_llm.models.parallel import launch
+os.write(1, b"imported")
+os.read(0, 1)  # until rank 0 has written the host file
+os.dup2(2, 1)
+launch.join_launched_ranks(launch.SPAWN_TIMEOUT_SECONDS)
+"""
 
 _group: RankGroup | None = None
-_lock = threading.Lock()
 
 
 def get_group(size: int) -> RankGroup:
@@ -51,17 +58,17 @@ def get_group(size: int) -> RankGroup:
     Raises:
         UserError: the existing group has a different size.
     """
-    global _group
-    with _lock:
-        if _group is None:
-            join_launched_ranks()
-        _group = _group or _spawn_group(size)
-    if _group.size != size:
+    if _group is None:
+        join_launched_ranks()
+    if _group is None:
+        _spawn_group(size)
+    group = current_group()
+    if group.size != size:
         raise UserError(
             f"tensor_parallel_size is {size}, but this process already has a group of "
-            f"{_group.size} ranks; use {_group.size}, or start another process."
+            f"{group.size} ranks; use {group.size}, or start another process."
         )
-    return _group
+    return group
 
 
 def current_group() -> RankGroup:
@@ -73,9 +80,6 @@ def end_group() -> None:
     """Shuts down the workers; required before `os._exit`, which skips exit handlers."""
     if _group is not None:
         _group.end()
-
-
-# ---------------------------------------------------------------- launched ranks
 
 
 def num_launched_ranks() -> int:
@@ -93,178 +97,135 @@ def launcher_backend() -> str | None:
     return "mpi" if int(env.get("OMPI_COMM_WORLD_SIZE", "1")) > 1 else None
 
 
-def join_launched_ranks() -> None:
+def join_launched_ranks(
+    timeout: float = LAUNCH_TIMEOUT_SECONDS, processes: Sequence["subprocess.Popen[bytes]"] = ()
+) -> None:
     """Joins the group if a launcher started this process; never returns on workers.
+
+    After `timeout` seconds, the process exits with status 1 and a traceback. MLX blocks until all
+    ranks have joined and holds the GIL, so only a C thread, faulthandler's timer, can do this. It
+    replaces the timer of the server's watchdog, which rearms it every second.
+
+    Args:
+        processes: see `RankGroup`.
 
     Raises:
         UserError: the ranks cannot be connected, or their versions differ.
     """
-    backend = None
+    global _group
+    backend = launcher_backend()
+    if backend is None:
+        return
+    from importlib.metadata import version  # imported only for several ranks, to save a megabyte
+
+    versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
+    faulthandler.dump_traceback_later(timeout, exit=True, file=2)
     try:
-        backend = launcher_backend()
-        if backend is None:
-            return
-        comm = init_distributed(backend, LAUNCH_TIMEOUT_SECONDS)
-        machines = _check_versions(comm)
-        connections = _connect(comm, backend)
+        comm = mpi.init() if backend == "mpi" else mx.distributed.init(True, backend)
+        connections = _connect(comm, _rank_0_host(backend), versions)
     except (OSError, RuntimeError) as error:
         hint = "; set MLX_MPI_LIBNAME to the path of mpirun's library" if backend == "mpi" else ""
         raise UserError(f"the ranks cannot be connected: {error}{hint}.") from error
-    _divide_threads(machines.count(machines[comm.rank()]))
-    global _group
-    _group = RankGroup(comm, connections)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    _group = RankGroup(comm, connections, processes)
     if _group.rank > 0:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # only rank 0 handles these signals
         _group.serve()
 
 
-def _check_versions(comm: mpi.Group) -> list[str]:
-    """Returns the ranks' machines; raises a `UserError` if their versions differ."""
-    from importlib.metadata import version  # imported only with a launcher, to save a megabyte
+def _connect(comm: Group, host: str, own_versions: str) -> list["Connection"]:
+    """Exchanges versions and addresses, then connects rank 0, at `host`, to each worker.
 
-    own = f"{socket.gethostname()}\ntiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
-    machines, versions = zip(*(text.split("\n") for text in gather_text(own, comm)), strict=True)
+    Returns:
+        Rank 0's connections, in rank order, or a worker's to rank 0.
+    """
+    from multiprocessing import AuthenticationError
+    from multiprocessing.connection import Client, Listener
+
+    machine, address = socket.gethostname(), None
+    if comm.rank() == 0:
+        key = os.urandom(16)
+        # On Debian, the host name resolves to 127.0.1.1, which other machines cannot reach.
+        interface = "" if host == machine else host
+        listener = Listener((interface, 0), backlog=comm.size(), authkey=key)
+        address = host, listener.address[1], key.hex()
+    texts = gather_text(json.dumps([machine, own_versions, address]), comm)
+    machines, versions, addresses = zip(*map(json.loads, texts), strict=True)
     for rank, other in enumerate(versions):
         if other != versions[0]:
             raise UserError(
                 f"rank {rank} has {other}, but rank 0 has {versions[0]}; install the same versions "
                 "on all ranks."
             )
-    return list(machines)
-
-
-def _connect(comm: mpi.Group, backend: str) -> list["Connection"]:
-    """Returns rank 0's connections to the workers, in rank order, or a worker's to rank 0."""
-    from multiprocessing import AuthenticationError
-    from multiprocessing.connection import Client, Listener
-
-    if comm.rank() == 0:
-        host, key = _rank_0_host(backend), os.urandom(16)
-        # On Debian, the host name resolves to 127.0.1.1, which other machines cannot reach.
-        interface = "" if host == socket.gethostname() else host
-        with Listener((interface, 0), backlog=comm.size(), authkey=key) as listener:
-            gather_text(f"{host}\n{listener.address[1]}\n{key.hex()}", comm)
-            accepted: dict[int, Connection] = {}
-            while len(accepted) < comm.size() - 1:
+    threads = max(1, (os.cpu_count() or 1) // machines.count(machine))
+    os.environ.setdefault("TINY_LLM_NUM_THREADS", str(threads))
+    connections: dict[int, Connection] = {}  # by rank
+    if comm.rank() > 0:
+        host, port, text = addresses[0]
+        connections[0] = Client((host, port), authkey=bytes.fromhex(text))
+        connections[0].send(comm.rank())
+    else:
+        with listener:
+            while len(connections) < comm.size() - 1:
                 with suppress(AuthenticationError, EOFError, OSError):  # not a rank
                     connection = listener.accept()
-                    accepted[connection.recv()] = connection
-        connections = [accepted[rank] for rank in range(1, comm.size())]
-    else:
-        host, port, text = gather_text("", comm)[0].split("\n")
-        connections = [Client((host, int(port)), authkey=bytes.fromhex(text))]
-        connections[0].send(comm.rank())
-    for connection in connections:
+                    connections[connection.recv()] = connection
+    for connection in connections.values():
         with socket.socket(fileno=os.dup(connection.fileno())) as tcp:
             tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in TCP_OPTIONS.items():
                 if hasattr(socket, name):
                     tcp.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return connections
+    return [connections[rank] for rank in sorted(connections)]
 
 
 def _rank_0_host(backend: str) -> str:
+    """Rank 0's address, according to the launcher."""
     env = os.environ
-    if backend == "mpi":
-        is_local = env["OMPI_COMM_WORLD_LOCAL_SIZE"] == env["OMPI_COMM_WORLD_SIZE"]
-        return "127.0.0.1" if is_local else socket.gethostname()
-    address = env.get("MLX_JACCL_COORDINATOR", "")
     if backend == "ring":
         address = json.loads(Path(env["MLX_HOSTFILE"]).read_text())[0][0]
-    return address.rpartition(":")[0]
+        return address.rpartition(":")[0]
+    if backend == "jaccl":
+        return env["MLX_JACCL_COORDINATOR"].rpartition(":")[0]
+    is_local = env["OMPI_COMM_WORLD_LOCAL_SIZE"] == env["OMPI_COMM_WORLD_SIZE"]
+    return "127.0.0.1" if is_local else socket.gethostname()
 
 
-def init_distributed(backend: str, timeout: float) -> mpi.Group:
-    """Initializes `mx.distributed` on all ranks.
-
-    After `timeout` seconds, the process exits with status 1 and a traceback. MLX blocks until all
-    ranks have joined and holds the GIL, so only a C thread, faulthandler's timer, can do this. It
-    replaces the timer of the server's watchdog, which rearms it every second.
-
-    Raises:
-        RuntimeError: an address cannot be used, or MPI cannot be loaded.
-    """
-    if backend == "mpi":
-        mpi.configure()
-    faulthandler.dump_traceback_later(timeout, exit=True, file=2)
-    try:
-        comm = mx.distributed.init(strict=True, backend=backend)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-    if backend == "mpi":
-        mpi.register(comm)
-    return comm
-
-
-# ---------------------------------------------------------------- spawned ranks
-
-
-def _spawn_group(size: int) -> RankGroup:
-    """Spawns workers and joins them in an MLX ring on the loopback interface."""
-    from multiprocessing.connection import Pipe
-
-    _divide_threads(size)
-    processes: list[subprocess.Popen[bytes]] = []
-    connections: list[Connection] = []
-    for _ in range(1, size):
-        connection, other_end = Pipe()
-        connections.append(connection)
-        with other_end:
-            command = [sys.executable, "-P", "-c", WORKER_PROGRAM]
-            processes.append(subprocess.Popen(command, stdin=other_end.fileno()))
-    try:
-        for connection in connections:
-            connection.recv()  # MLX is imported
-        addresses = free_addresses(size)
-        for rank, connection in enumerate(connections, start=1):
-            connection.send((rank, addresses))
-        return RankGroup(join_ring(0, addresses), connections, processes)
-    except BaseException as error:
-        for process in processes:
-            process.kill()
-        if isinstance(error, (EOFError, OSError, RuntimeError)):
-            reason = str(error) or "a worker failed to start; see its error above"
-            raise UserError(f"the ranks cannot be connected: {reason}.") from error
-        raise
-
-
-def run_spawned_worker() -> NoReturn:
-    from multiprocessing.connection import Connection
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only rank 0 handles Ctrl-C
-    connection = Connection(0)
-    connection.send("MLX is imported")
-    try:
-        rank, addresses = connection.recv()
-    except EOFError:
-        os._exit(1)  # rank 0 has exited
-    global _group
-    _group = RankGroup(join_ring(rank, addresses), [connection])
-    _group.serve()
-
-
-def join_ring(rank: int, addresses: Sequence[str]) -> mpi.Group:
-    """Joins MLX's ring, with the `host:port` of each rank; see `init_distributed`."""
+def _spawn_group(size: int) -> None:
+    """Starts workers on the loopback interface, as a launcher would, and joins them."""
+    command = [sys.executable, "-P", "-c", WORKER_PROGRAM]
+    processes: list[Any] = []
     with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
-        json.dump([[address] for address in addresses], hosts)
-        hosts.flush()
-        os.environ.update(MLX_RANK=str(rank), MLX_HOSTFILE=hosts.name)
+        os.environ.update(MLX_RANK="0", MLX_HOSTFILE=hosts.name)
+        # In a process group of its own, a worker does not receive Ctrl-C.
+        options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "process_group": 0}
+        options["env"] = env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         try:
-            return init_distributed("ring", RING_TIMEOUT_SECONDS)
+            for rank in range(1, size):
+                env["MLX_RANK"] = str(rank)
+                processes.append(subprocess.Popen(command, **options))
+            if not all(process.stdout.read(1) for process in processes):
+                raise UserError(
+                    "the ranks cannot be connected: a worker failed to start; see its error above."
+                )
+            json.dump([[address] for address in free_addresses(size)], hosts)
+            hosts.flush()
+            for process in processes:
+                process.stdin.close()
+            join_launched_ranks(SPAWN_TIMEOUT_SECONDS, processes)
+        except BaseException:
+            for process in processes:
+                process.kill()
+            raise
         finally:
             del os.environ["MLX_RANK"], os.environ["MLX_HOSTFILE"]
 
 
 def free_addresses(count: int) -> list[str]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
+    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
     return addresses
-
-
-def _divide_threads(num_ranks: int) -> None:
-    """Sets `TINY_LLM_NUM_THREADS`, if unset, to this machine's cores divided by `num_ranks`."""
-    threads = max(1, (os.cpu_count() or 1) // num_ranks)
-    os.environ.setdefault("TINY_LLM_NUM_THREADS", str(threads))

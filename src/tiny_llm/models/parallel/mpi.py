@@ -11,13 +11,12 @@ from pathlib import Path
 
 import mlx.core as mx
 
-Group = mx.distributed.Group
-
-_group: Group | None = None  # a process can join only one
+is_initialized = False
 
 
-def configure() -> None:
-    """Sets environment variables of MLX and OpenMPI, unless set, and the CPU affinity."""
+def init() -> mx.distributed.Group:
+    """Initializes MPI, with environment variables unless set, and the CPU affinity."""
+    global is_initialized
     env, ranks_here = os.environ, int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
     library = Path(env.get("OMPI_LIBDIR_LOC", ""), "libmpi.so.40")
     if library.is_file():  # of the running `mpirun`
@@ -33,29 +32,15 @@ def configure() -> None:
     cores = os.cpu_count() or 1
     if sys.platform == "linux" and len(os.sched_getaffinity(0)) < cores // ranks_here:
         os.sched_setaffinity(0, range(cores))
-
-
-def register(group: Group) -> None:
-    """Leaves the finalization of MPI to `finalize`.
-
-    MLX would finalize MPI when the last reference to the group is dropped, at interpreter exit, and
-    block on ranks that have exited.
-    """
+    group = mx.distributed.init(strict=True, backend="mpi")
+    # Leaves MPI_Finalize to `finalize`. MLX would call it when the last reference is dropped, at
+    # interpreter exit, and block on ranks that have exited.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-    global _group
-    _group = group
-
-
-def can_all_reduce(group: Group) -> bool:
-    """Whether `all_reduce` can use MLX's `all_sum`: over MPI, with two ranks.
-
-    The sum of two addends does not depend on their order, so the result is bit-identical on both
-    ranks and in any batch. The ring's `all_sum` takes two rounds of messages; gathering takes one.
-    """
-    return group is _group and group.size() == 2
+    is_initialized = True
+    return group
 
 
 def finalize() -> None:
-    """Finalizes MPI if used; blocks until all ranks call it, after all collectives."""
-    if _group is not None:
+    """Finalizes MPI if initialized; blocks until all ranks call it."""
+    if is_initialized:
         ctypes.CDLL(None).MPI_Finalize()  # MLX has loaded the library with RTLD_GLOBAL

@@ -1,4 +1,4 @@
 """Tokenization, detokenization and chat templates, without `transformers`.
 
-Reading order: loader, think_tags, tokenizer, detokenizer, chat_template, draft_tokenizer.
+Reading order: loader, tokenizer, chat_template.
 """

@@ -1,4 +1,4 @@
-"""Chat template lookup, selection, replacement and rendering.
+"""Chat templates: lookup, selection, rendering, and tags of reasoning.
 
 A chat template is a Jinja program that comes with the checkpoint. It is rendered in Jinja's
 sandbox, which blocks access to files and Python internals, with the settings and functions of
@@ -15,6 +15,17 @@ from typing import Any, NoReturn
 from ...errors import UserError, summarize
 from ..checkpoint.safe_io import ModelError, read_text
 from ..families.config_fields import invalid_field
+
+# (start, end). Gemma 4's start tag is a special token and a label.
+DEFAULT_TAGS = ("<think>", "</think>")
+GEMMA4_TAGS = ("<|channel>thought", "<channel|>")
+
+
+def think_tags(tokenizer: Any) -> tuple[str, str]:
+    """Tags in the tokenizer's chat template, `<think>` and `</think>` by default."""
+    template = str(getattr(tokenizer, "chat_template", None))
+    return GEMMA4_TAGS if GEMMA4_TAGS[0] in template else DEFAULT_TAGS
+
 
 # One template, or name -> template, with names like "default" and "tool_use".
 Templates = str | dict[str, str]

@@ -2,5 +2,5 @@
 
 This package must not depend on OpenAI's APIs or the engine thread.
 
-Reading order: messages, messages_schema, tools_schema.
+Reading order: messages, messages_schema.
 """

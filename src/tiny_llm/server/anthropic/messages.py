@@ -9,14 +9,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ...engine.scheduling.outputs import StreamOutput
+from ...engine.outputs.output_parser import ParsedDelta, ReasoningDelta, TextDelta, encode_reasoning
+from ...engine.scheduling.request import StreamOutput
+from ...engine.tool_calls.reader import ToolCallDelta
 from ..http.errors import ANTHROPIC_ERROR_RESPONSES, ApiError, streaming_route
 from ..models.requests import Generation, generate, use_model
-from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta, encode_reasoning
 from ..protocol.prompts import ChatPrompt, PromptRenderer
 from ..protocol.request_fields import make_sampling_params
 from ..protocol.streaming import error_event, sse_event
-from ..protocol.tool_calls import ToolCallDelta
 from .messages_schema import CountTokensRequest, MessagesRequest
 
 PATH = "/v1/messages"

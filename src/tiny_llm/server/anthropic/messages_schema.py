@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
+from ...engine.outputs.output_parser import decode_reasoning
 from ..http.errors import bad_request
 from ..protocol.base_schema import (
     BoundedList,
@@ -18,7 +19,6 @@ from ..protocol.base_schema import (
     replace_media,
     value_path,
 )
-from ..protocol.output_parser import decode_reasoning
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     INT64_MAX,
@@ -28,7 +28,40 @@ from ..protocol.request_fields import (
     make_constraint,
     thinking_budget,
 )
-from .tools_schema import MessagesTool, ToolChoice
+
+
+class MessagesTool(RequestModel):
+    """A client-side tool. Server-side tools are not supported."""
+
+    name: str
+    description: str | None = None
+    input_schema: JsonObject
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None  # not in the prompt until a tool result references it
+    input_examples: ShortList[JsonObject] | None = None
+
+    def openai_tool(self) -> dict[str, Any]:
+        """Converts to OpenAI's format; input examples become part of the description."""
+        lines = [self.description] if self.description else []
+        if self.input_examples:
+            lines.append("Input examples:")
+            lines += [json.dumps(example, ensure_ascii=False) for example in self.input_examples]
+        function: dict[str, Any] = {
+            "name": self.name,
+            "description": "\n".join(lines),
+            "parameters": self.input_schema,
+        }
+        if self.strict is not None:
+            function["strict"] = self.strict
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(RequestModel):
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
 
 # Start of a line that Claude Code sends first in its system prompt or a later system message. The
 # line is removed, because it differs per session.

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...engine.inputs.sampling_params import SamplingParams
-from ...engine.inputs.structured_outputs import ToolCalls
+from ...engine.inputs.sampling_params import SamplingParams, ToolCalls
 from ...errors import UserError, check_token_ids
 from ..http.errors import ApiError, bad_request, context_length_error, user_errors_as_400
 from .messages import EngineReady

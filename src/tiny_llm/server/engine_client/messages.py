@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...engine.inputs.sampling_params import SamplingParams
-from ...engine.scheduling.outputs import StreamOutput
+from ...engine.scheduling.request import StreamOutput
 
 # Delay before a failed process exits, so that clients receive the error.
 SHUTDOWN_GRACE_SECONDS = 1.0

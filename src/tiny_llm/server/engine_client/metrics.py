@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ...engine.scheduling.outputs import StreamOutput
+from ...engine.scheduling.request import StreamOutput
 from .messages import EngineStats
 
 BUCKETS = (  # seconds

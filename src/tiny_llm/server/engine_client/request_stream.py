@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from ...engine.scheduling.outputs import StreamOutput
+from ...engine.scheduling.request import StreamOutput
 from ..http.errors import ApiError
 from .messages import EngineMessage, StepReport
 

@@ -11,18 +11,18 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ...engine.inputs.sampling_params import SamplingParams
-from ...engine.scheduling.outputs import StreamOutput
+from ...engine.outputs.output_parser import OutputParser, ParsedDelta, ReasoningDelta, TextDelta
+from ...engine.scheduling.request import StreamOutput
 from ...engine.structured_output.relaxation import OutputValidator
-from ...models.heads.pooling import Task
+from ...engine.tool_calls.reader import ToolCallDelta
+from ...models.output_heads import Task
 from ..engine_client.messages import Precompute
 from ..engine_client.request_stream import RequestStream
 from ..http.errors import ApiError, bad_request
 from ..protocol.base_schema import RequestBody
-from ..protocol.output_parser import OutputParser, ParsedDelta, ReasoningDelta, TextDelta
 from ..protocol.prompts import ChatPrompt, ChatTemplateInput
 from ..protocol.request_fields import OutputConstraint
 from ..protocol.streaming import OutputSerializer, respond
-from ..protocol.tool_calls import ToolCallDelta
 from ..settings import BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES, MIN_BODY_BYTES
 from .model_registry import LEASE, ModelLease, ModelRegistry
 from .served_model import ServedModel

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from ...engine.inputs.sampling_params import SamplingParams
-from ...engine.scheduling.outputs import StreamOutput
+from ...engine.scheduling.request import StreamOutput
 from ...engine.structured_output.grammar import GRAMMAR_FAILED
 from ..engine_client import messages
 from ..engine_client.admission import RETRY_AFTER, check_capacity, check_request, compile_grammar

@@ -2,6 +2,6 @@
 
 This package must not depend on Anthropic's API or the engine thread.
 
-Reading order: chat, chat_schema, completions, responses, responses_schema, responses_items,
-response_store, embeddings.
+Reading order: chat, chat_schema, completions, responses, responses_schema, response_store,
+embeddings.
 """

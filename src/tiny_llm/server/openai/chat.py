@@ -10,12 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ...engine.scheduling.outputs import StreamOutput
+from ...engine.outputs.output_parser import ParsedDelta, ReasoningDelta, TextDelta
+from ...engine.scheduling.request import StreamOutput
+from ...engine.tool_calls.reader import ToolCallDelta
 from ..engine_client.request_stream import RequestStream
 from ..http.errors import ERROR_RESPONSES, ApiError, streaming_route
 from ..models.requests import Generation, ParsedOutput, generate, use_model
 from ..protocol.logprobs import ContentLogprobs, prompt_logprobs_field
-from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
 from ..protocol.prompts import ChatPrompt, PromptRenderer
 from ..protocol.request_fields import SamplingFields, StreamOptions
 from ..protocol.streaming import (
@@ -25,7 +26,6 @@ from ..protocol.streaming import (
     error_event,
     sse_event,
 )
-from ..protocol.tool_calls import ToolCallDelta
 from .chat_schema import ChatCompletionRequest
 
 PATH = "/v1/chat/completions"

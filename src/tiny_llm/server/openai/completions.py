@@ -7,7 +7,8 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ...engine.scheduling.outputs import StreamOutput
+from ...engine.outputs.output_parser import OutputParser
+from ...engine.scheduling.request import StreamOutput
 from ..engine_client.admission import check_prompt
 from ..engine_client.request_stream import RequestStream
 from ..http.errors import ERROR_RESPONSES, bad_request, streaming_route
@@ -15,7 +16,6 @@ from ..models.requests import ParsedOutput, use_model
 from ..models.served_model import ServedModel
 from ..protocol.base_schema import PromptIds, as_prompt_list
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
-from ..protocol.output_parser import OutputParser
 from ..protocol.prompts import PromptRenderer, reject_unknown_token_ids
 from ..protocol.request_fields import INT64_MAX, SamplingFields
 from ..protocol.streaming import respond

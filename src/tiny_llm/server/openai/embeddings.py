@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
 from ...engine.llm import POOLING_PARAMS
-from ...models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
+from ...models.output_heads import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..engine_client.admission import check_prompt
 from ..http.errors import (
     ERROR_RESPONSES,

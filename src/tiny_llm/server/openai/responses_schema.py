@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
-from ...engine.inputs.structured_outputs import StructuredOutputs
+from ...engine.inputs.sampling_params import StructuredOutputs
+from ...engine.outputs.output_parser import decode_reasoning
 from ..http.errors import bad_request
 from ..http.validation import validation_error
 from ..protocol.base_schema import (
@@ -19,7 +20,6 @@ from ..protocol.base_schema import (
     unknown_fields,
     value_path,
 )
-from ..protocol.output_parser import decode_reasoning
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     CommonToolChoice,

@@ -1,6 +1,6 @@
-"""Operations: health, metrics, tokenize, web UI with engine view.
+"""Operations: health, metrics, tokenize, engine view.
 
 This package must not know how completions are generated.
 
-Reading order: health, tokenize, web_ui.
+Reading order: health, tokenize, engine_view.
 """

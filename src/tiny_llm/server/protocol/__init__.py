@@ -1,7 +1,6 @@
-"""Code shared by all protocols: prompts, sampling, output parsing, streaming.
+"""Code shared by all protocols: prompts, sampling, log-probabilities, streaming.
 
 This package must not depend on any single protocol's schema.
 
-Reading order: prompts, base_schema, request_fields, tool_calls, output_parser, harmony_parser,
-logprobs, streaming.
+Reading order: prompts, base_schema, request_fields, logprobs, streaming.
 """

@@ -4,8 +4,8 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...engine.scheduling.outputs import StreamOutput
-from .output_parser import OutputParser
+from ...engine.outputs.output_parser import OutputParser
+from ...engine.scheduling.request import StreamOutput
 from .prompts import PromptRenderer
 
 

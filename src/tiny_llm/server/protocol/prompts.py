@@ -9,17 +9,16 @@ from typing import Any, TypeVar
 
 from ...engine.inputs.chat_template import render_chat
 from ...engine.inputs.limits import PromptTooLongError, encode_text
-from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
-from ...engine.tool_calls.formats.harmony import HarmonyFormat
+from ...engine.inputs.sampling_params import StructuredOutputs, ToolCalls
+from ...engine.outputs.output_parser import OutputParser, make_output_parser
+from ...engine.tool_calls.harmony import HarmonyFormat
+from ...engine.tool_calls.reader import ToolCallOptions
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import check_token_ids, short_repr
-from ...models.tokenizer.think_tags import think_tags
+from ...models.tokenizer.chat_template import think_tags
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import ApiError, bad_request, context_length_error, user_errors_as_400
 from .base_schema import MAX_NAME_CHARS, ignore_fields, warn_once
-from .harmony_parser import make_output_parser
-from .output_parser import OutputParser
-from .tool_calls import ToolCallOptions
 
 T = TypeVar("T")
 Message = dict[str, Any]

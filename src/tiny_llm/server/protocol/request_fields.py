@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...engine.inputs.sampling_params import SamplingParams
-from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
+from ...engine.inputs.sampling_params import SamplingParams, StructuredOutputs, ToolCalls
 from ...engine.structured_output.compiler import MAX_GRAMMAR_CHARS
 from ...errors import UserError
 from ...models.checkpoint.safe_io import ModelError, read_optional_json

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ...engine.scheduling.outputs import StreamOutput
+from ...engine.scheduling.request import StreamOutput
 from ..engine_client.request_stream import RequestStream
 from ..http.errors import (
     ANTHROPIC_PATHS,

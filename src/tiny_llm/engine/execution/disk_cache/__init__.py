@@ -2,7 +2,7 @@
 
 File I/O is in `kv_storage/disk`. This package must not depend on text or sampling.
 
-Reading order: cache, keys, factory.
+Reading order: cache, factory.
 """
 
 from .cache import DiskCache

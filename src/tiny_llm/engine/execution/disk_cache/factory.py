@@ -18,8 +18,7 @@ import mlx.core as mx
 
 from .... import kernels
 from ....errors import UserError
-from ....kv_storage.disk.page_file import HEADER_BYTES, KEY_BYTES
-from ....kv_storage.disk.store import PageStore
+from ....kv_storage.disk.store import HEADER_BYTES, KEY_BYTES, PageStore
 from ....models import ServingModel
 from ...scheduling.config import SchedulerConfig
 from ...scheduling.scheduler import Scheduler
@@ -85,7 +84,7 @@ def _page_seconds(models: Sequence[PagedModel], config: SchedulerConfig) -> floa
 
 
 def fingerprint(models: Iterable[ServingModel], workers: Iterable[bytes] = ()) -> bytes:
-    """Hashes models, options and program: the root of every key chain (`keys.py`).
+    """Hashes models, options and program: the root of every key chain (`cache.py`).
 
     Covers everything that determines a page's bits, except its tokens: the models, the versions of
     this package and of MLX, and the extension's binary. Weights and settings are hashed as loaded,

@@ -16,11 +16,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..format import (
+from .format import (
     ANY_TEXT,
+    ArgumentsDelta,
+    CallEnd,
     CallGrammar,
+    CallStart,
+    Events,
     Function,
     Functions,
+    MalformedCallError,
+    TextSource,
     ToolCallFormat,
     ToolCallRules,
     literal,
@@ -28,8 +34,7 @@ from ..format import (
     tagged_grammar,
     text_until,
 )
-from ..text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
-from ..tool_schema import (
+from .tool_schema import (
     DEFINITIONS,
     accepts_any_name,
     parameters_of,

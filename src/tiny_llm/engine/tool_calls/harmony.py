@@ -13,10 +13,16 @@ Source: OpenAI, "OpenAI Harmony Response Format" (2025).
 import re
 from dataclasses import dataclass
 
-from ..format import (
+from .format import (
+    ArgumentsDelta,
+    CallEnd,
     CallGrammar,
+    CallStart,
+    Events,
     Functions,
+    MalformedCallError,
     SpecialTokens,
+    TextSource,
     ToolCallFormat,
     ToolCallRules,
     literal,
@@ -24,8 +30,7 @@ from ..format import (
     text_until,
     text_without,
 )
-from ..json_calls import argument_schemas, parse_arguments
-from ..text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
+from .json_calls import argument_schemas, parse_arguments
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL = "<|end|>", "<|call|>"

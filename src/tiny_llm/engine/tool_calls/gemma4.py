@@ -9,11 +9,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..format import (
+from .format import (
+    ArgumentsDelta,
+    CallEnd,
     CallGrammar,
+    CallStart,
+    Events,
     Function,
     Functions,
+    MalformedCallError,
     SpecialTokens,
+    TextSource,
     ToolCallFormat,
     ToolCallRules,
     literal,
@@ -21,8 +27,7 @@ from ..format import (
     tagged_grammar,
     text_until,
 )
-from ..text_source import ArgumentsDelta, CallEnd, CallStart, Events, MalformedCallError, TextSource
-from ..tool_schema import accepts_any_name, parameters_of, resolve, to_json
+from .tool_schema import accepts_any_name, parameters_of, resolve, to_json
 from .xml_values import TEXT_KEYWORDS, constrained_text
 
 CALL_START, END, CALL, QUOTE = "<|tool_call>", "<tool_call|>", "call:", '<|"|>'

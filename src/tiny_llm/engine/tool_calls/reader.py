@@ -1,11 +1,10 @@
-"""Conversion of tool-call parser events to deltas."""
+"""ToolCallReader: conversion of tool-call parser events to deltas."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...engine.tool_calls.format import ToolCallFormat
-from ...engine.tool_calls.text_source import ArgumentsDelta, CallEnd, CallStart, Event, TextSource
+from .format import ArgumentsDelta, CallEnd, CallStart, Event, TextSource, ToolCallFormat
 
 
 @dataclass(frozen=True)

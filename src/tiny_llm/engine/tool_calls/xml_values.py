@@ -10,8 +10,7 @@ import re
 from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any
 
-from ..format import literal
-from ..text_source import MalformedCallError, TextSource
+from .format import MalformedCallError, TextSource, literal
 
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 FUNCTION_END, CALL_END = "</function>", "</tool_call>"

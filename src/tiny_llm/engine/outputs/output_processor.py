@@ -10,8 +10,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .scheduling.outputs import ChunkOutput, CompletionOutput, Logprobs, RequestOutput, StreamOutput
-from .scheduling.request import EngineRequest, FinishReason
+from ..scheduling.request import (
+    ChunkOutput,
+    CompletionOutput,
+    EngineRequest,
+    FinishReason,
+    Logprobs,
+    RequestOutput,
+    StreamOutput,
+)
 
 
 @dataclass(frozen=True)

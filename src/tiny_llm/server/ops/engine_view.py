@@ -1,4 +1,4 @@
-"""Web UI: its pages, and the live engine view's state, events and recording.
+"""Engine view: the web UI's pages, live state and events, recordings.
 
 The content security policy forbids requests to other hosts, inline scripts and inline styles.
 """

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..page_allocator import PageAllocator
-from ..prefix_cache import PrefixNode
+from .page_allocator import PageAllocator
+from .prefix_cache import PrefixNode
 
 
 class SharedMemory(Protocol):
