@@ -88,7 +88,6 @@ def test_layers_with_a_window(tmp_path, model_type, options):
         with engine(tmp_path, model, **options) as llm:
             windows = [group.window for group in llm.scheduler.config.kv_groups]
             assert windows == ([0] if model_type == "mistral" else [0, WINDOW])
-            run = run_cases(llm, order, run_index, WINDOW_CASES)
             run = run_cases(llm, order, 2 * run_index, cases)
             assert_same(cold, run, f"run {run_index}")
             assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
