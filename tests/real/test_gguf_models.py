@@ -102,7 +102,7 @@ MODELS = {
             "sliding_window": 512,
         },
         lambda name, weight: weight - 1 if "norm" in name else weight,
-        num_chunks=1,
+        num_chunks=2,
         limits={"16 bits": 0.001, "int8 KV": 0.02, "8-bit activations": 0.008, "both": 0.02},
         ranks=2,
         answer="What is the capital of France?",

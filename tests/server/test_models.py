@@ -16,7 +16,7 @@ from tests.server.protocol.test_disconnect import connect
 from tests.server.running_server import RunningServer, eventually
 from tests.support import resident_bytes
 from tiny_llm.cli import serve
-from tiny_llm.cli.backends.served_models import ModelArgument, parse_model_argument
+from tiny_llm.cli.serve import ModelArgument, parse_model_argument
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.model_size import model_size
 
