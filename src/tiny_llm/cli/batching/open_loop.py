@@ -1,4 +1,4 @@
-"""Open-loop load: arrivals, latencies, percentiles, goodput.
+"""Synthetic workload, and open-loop load: arrivals, latencies, goodput.
 
 A closed-loop client waits for a response before its next request, which hides a slow server's
 queueing. An open-loop client sends each request when it is due, like independent users.

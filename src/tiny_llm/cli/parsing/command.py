@@ -1,7 +1,8 @@
 """Common base of the commands: parser, exit statuses, console, text in and out.
 
 Generated text and statistics go to standard output; everything else (the model's name, progress
-bars, errors) goes to standard error.
+bars, errors) goes to standard error. `--solution mine` re-executes a command with the learner's
+tiny_llm.
 """
 
 import argparse
