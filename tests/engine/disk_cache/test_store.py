@@ -57,15 +57,20 @@ def test_page_file_round_trip(tmp_path, num_bytes):
         write_page_file(tmp_path / "page", key_of(7), payload)
 
 
-def test_lru_pages_are_evicted_deepest_first(tmp_path):
+def test_lru_pages_are_evicted_deepest_first(tmp_path, monkeypatch):
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now)  # a slow disk would change the order
     store = open_store(tmp_path, 6)
     for number in range(6):
         write(store, number, depth=number)
+    now += 10**9
     store.touch({key_of(number): last_used_ns(number) for number in range(3)})
+    now += 10**9
     write(store, 10, 11)
     assert page_numbers_on_disk(tmp_path) == {0, 1, 2, 3, 10, 11}
     assert key_of(3) in store
     assert key_of(5) not in store
+    now += 10**9
     write(store, *range(20, 24))
     assert page_numbers_on_disk(tmp_path) == {10, 11, 20, 21, 22, 23}
 

@@ -192,7 +192,7 @@ def test_requests_that_share_nothing_write_few_extra_states():
     sizes = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_seq_len": 4_000}
     config = SchedulerConfig(num_pages=400, page_size=32, num_state_slots=12, **sizes)
     arrivals = [
-        Arrival(index, [rng.randrange(1_000) for _ in range(rng.randint(20, 300))], 40, 40, None)
+        Arrival(index, [rng.randrange(1_000) for _ in range(rng.randint(20, 300))], 100, 100, None)
         for index in range(15)
     ]
     writes = {}
