@@ -26,7 +26,7 @@ LONGEST_FIRST = (
     "tests/course/test_days.py",
     "tests/course/test_wrong_solutions.py",
     "tests/models/test_parity_transformers.py",
-    "tests/models/test_parity_hybrid.py",
+    "tests/models/test_layouts.py",
     "tests/course/test_commands.py",
     "tests/metal",
     "tests/engine",
