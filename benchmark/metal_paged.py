@@ -52,8 +52,8 @@ def _params(job: Attention, page_size: int) -> Any:
     """Kernel parameters, as set by the operation's encoder."""
     P, strides = job.S // page_size, [job.group * job.L * D, job.L * D, D]
     return kernels.extension().metal.PagedAttentionParams(
-        H_q=job.group, H=1, D=D, B=1, max_pages=P, P=P, page_size=page_size, T=job.L, L=job.L,
-        scale=D**-0.5, causal=True, aligned=True, query_strides=strides,
+        H_q=job.group, H=1, D=D, B=1, max_pages=P, P=P, page_size=page_size, row_width=D,
+        T=job.L, L=job.L, scale=D**-0.5, causal=True, aligned=True, query_strides=strides,
     )  # fmt: skip
 
 

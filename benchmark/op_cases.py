@@ -42,9 +42,18 @@ class Case:
 
 
 def quantized_matmul_cases() -> Iterator[Case]:
-    """Decoding and prefill; MLX's slow CPU kernel is timed for one row only."""
+    """Decoding and prefill, prepacked; MLX's slow CPU kernel is timed for one row only."""
+    mlx_qmm = partial(mx.quantized_matmul, group_size=GROUP_SIZE, bits=BITS)
+
+    def multiply(a: mx.array, w: mx.array, s: mx.array, b: mx.array) -> mx.array:
+        return quantized_matmul(s, b, GROUP_SIZE, BITS, a, w)
+
     for O, I_ in ((I, E), (E, I), (V, E)):
-        weights = quantized_pool(O, I_)
+        weights = [
+            (matrix, [prepacked_stack(x[None])[0] for x in matrix])
+            for matrix in quantized_pool(O, I_)
+        ]
+        mx.eval(weights)
         for M in (1, 4, 16, 64, 512):
             if M * O > 10_000_000:
                 continue
@@ -54,9 +63,9 @@ def quantized_matmul_cases() -> Iterator[Case]:
                 f"{M} × {O}×{I_}",
                 O * I_ * affine_bits(BITS, GROUP_SIZE) / 8 + 2 * M * (O + I_),
                 2.0 * M * O * I_,
-                [(a, *matrix) for matrix in weights[: 2 if M >= 64 else None]],
-                lambda a, w, s, b: quantized_matmul(s, b, GROUP_SIZE, BITS, a, w),
-                partial(mx.quantized_matmul, group_size=GROUP_SIZE, bits=BITS) if M == 1 else None,
+                [(a, *layouts) for layouts in weights[: 2 if M >= 64 else None]],
+                lambda a, _, prepacked: multiply(a, *prepacked),
+                (lambda a, by_row, _: mlx_qmm(a, *by_row)) if M == 1 else None,
                 mlx_is_slow=True,
             )
 

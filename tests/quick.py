@@ -1,9 +1,9 @@
 """Selection of test cases for quick runs (`pdm run test` without `--all`).
 
 Many tests are parametrized over all combinations of shapes, dtypes, masks and instruction sets. A
-quick run covers each value of each parameter at least once, and in each file each kernel: its dtype
-and operation on each instruction set. The other cases are marked `thorough` and run with `pdm run
-test --all` or if the command names their file.
+quick run covers each value of each parameter at least once, and in each file each kernel:
+operation, dtype, bits and mask on each instruction set. The other cases are marked `thorough` and
+run with `pdm run test --all` or if the command names their file.
 
 Instruction sets between portable C++ and this machine's best have a separate mark, `other_isa`:
 sanitizer runs use few cases, but all instruction sets.
@@ -19,14 +19,14 @@ from pathlib import Path
 import pytest
 
 # Parameters that select a kernel on an instruction set.
-OF_KERNELS = ("dtype", "kernel")
+OF_KERNELS = ("dtype", "half", "bits", "mask", "kernel")
 
 # Longest first: a long file started last would leave the other workers idle.
 LONGEST_FIRST = (
     "tests/course/test_days.py",
     "tests/course/test_wrong_solutions.py",
     "tests/models/test_parity_transformers.py",
-    "tests/models/test_parity_hybrid.py",
+    "tests/models/test_layouts.py",
     "tests/course/test_commands.py",
     "tests/metal",
     "tests/engine",

@@ -108,10 +108,11 @@ def assert_close(actual: mx.array, expected: mx.array, what: str, ulps: float = 
         )
 
 
-def assert_equal(actual: Any, expected: Any, what: str) -> None:
+def assert_equal(actual: Any, expected: Any, what: str = "") -> None:
     __tracebackhide__ = True
     if actual != expected:
-        raise AssertionError(f"expected {what}: {expected!r}, got {actual!r}")
+        what = f"{what}: " if what else ""
+        raise AssertionError(f"expected {what}{expected!r}, got {actual!r}")
 
 
 def assert_same_shape(actual: mx.array, expected: mx.array, what: str) -> None:

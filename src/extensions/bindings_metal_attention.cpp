@@ -71,16 +71,17 @@ void bind_paged_params(nb::module_& m) {
         .def(
             "__init__",
             [](Params* self, int H_q, int H, int D, int B, int max_pages, int P, int page_size,
-               int T, int L, float scale, bool causal, bool aligned, bool int8, int window,
-               bool has_sinks, const std::array<int64_t, 3>& query_strides) {
+               int row_width, int T, int L, float scale, bool causal, bool aligned, bool int8,
+               int window, bool has_sinks, const std::array<int64_t, 3>& query_strides) {
                 const int splits = paged_attention_splits(max_pages, page_size);
-                new (self) Params{H_q,   H,      D,      B,      max_pages, P,    page_size, T, L,
-                                  scale, causal, window, splits, aligned,   int8, has_sinks, {}};
+                new (self) Params{H_q,       H,         D,       B,    max_pages, P,
+                                  page_size, row_width, T,       L,    scale,     causal,
+                                  window,    splits,    aligned, int8, has_sinks, {}};
                 copy_strides(query_strides, self->query_strides);
             },
-            nb::kw_only(), "H_q"_a, "H"_a, "D"_a, "B"_a, "max_pages"_a, "P"_a, "page_size"_a, "T"_a,
-            "L"_a, "scale"_a, "causal"_a, "aligned"_a, "int8"_a = false, "window"_a = 0,
-            "has_sinks"_a = false, "query_strides"_a)
+            nb::kw_only(), "H_q"_a, "H"_a, "D"_a, "B"_a, "max_pages"_a, "P"_a, "page_size"_a,
+            "row_width"_a, "T"_a, "L"_a, "scale"_a, "causal"_a, "aligned"_a, "int8"_a = false,
+            "window"_a = 0, "has_sinks"_a = false, "query_strides"_a)
         .def_ro("splits", &Params::splits, "Number of splits of the keys in the decode kernel.")
         .def_prop_ro("partial_rows", &paged_attention_partial_rows,
                      "Rows of the decode kernel's buffer `partial`.")
@@ -105,7 +106,7 @@ void bind_paged(nb::module_& m) {
         "paged_cache_write_launch",
         [](int H, int L, int D, int page_size, int64_t tokens, int64_t num_slots,
            const std::array<int64_t, 4>& token_strides, int item_size, int max_threads) {
-            PagedCacheWriteParams params = {H, L, D, page_size, tokens, num_slots, {}};
+            PagedCacheWriteParams params = {H, L, D, page_size, D, tokens, num_slots, {}};
             copy_strides(token_strides, params.token_strides);
             return paged_cache_write_launch(params, item_size, max_threads);
         },
@@ -114,13 +115,13 @@ void bind_paged(nb::module_& m) {
         "Buffers: tokens, slots, the pages.");
     m.def(
         "paged_cache_write_int8_launch",
-        [](int H, int L, int D, int page_size, int64_t tokens, int64_t num_slots,
+        [](int H, int L, int D, int page_size, int row_width, int64_t tokens, int64_t num_slots,
            const std::array<int64_t, 4>& token_strides, const std::string& dtype) {
-            PagedCacheWriteParams params = {H, L, D, page_size, tokens, num_slots, {}};
+            PagedCacheWriteParams params = {H, L, D, page_size, row_width, tokens, num_slots, {}};
             copy_strides(token_strides, params.token_strides);
             return paged_cache_write_int8_launch(params, format_named(dtype));
         },
-        nb::kw_only(), "H"_a, "L"_a, "D"_a, "page_size"_a, "tokens"_a, "num_slots"_a,
+        nb::kw_only(), "H"_a, "L"_a, "D"_a, "page_size"_a, "row_width"_a, "tokens"_a, "num_slots"_a,
         "token_strides"_a, "dtype"_a, "Buffers: tokens, slots, the pages.");
 }
 

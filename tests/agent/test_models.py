@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -37,6 +38,19 @@ def test_scripted_local_model_still_counts_prompt_tokens(llm):
     model = LocalModel(llm, script=ScriptedModel([assistant("Seven.")]))
     assert model.complete(QUESTION, DEFINITIONS, 0) == assistant("Seven.")
     assert model.usage.prompt_tokens > 100
+
+
+def test_reasoning_that_the_prompt_opens_is_not_content(llm):
+    """Templates that always think end with `<think>`."""
+    output = mock.Mock(
+        text="Add them.</think>\n\nSeven.",
+        prompt_token_ids=llm.tokenizer.encode("assistant\n<think>\n"),
+        num_cached_tokens=0,
+        error=None,
+        finish_reason="stop",
+    )
+    with mock.patch.object(llm, "generate", return_value=[output]):
+        assert LocalModel(llm).complete(QUESTION, [], 0) == assistant("Seven.")
 
 
 def test_prompt_beyond_the_context_is_a_user_error(llm):

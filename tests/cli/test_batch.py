@@ -1,6 +1,5 @@
 """The `batch` command, and the batch runner shared with `bench`."""
 
-import argparse
 import io
 import json
 import os
@@ -9,14 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 from rich.console import Console
 
-from tests.cli.support import assert_rejected, run_command
+from tests.cli.support import run_command
 from tests.support import FLASH_FLAGS, ByteTokenizer, assert_equal, tiny_model
 from tiny_llm import Qwen3ModelWeek2, Qwen3ModelWeek3, make_sampler, simple_generate_with_kv_cache
 from tiny_llm.batch import BatchGeneration
@@ -81,11 +79,13 @@ def test_max_tokens_and_batch_shape(capsys):
 def test_paged_cache_does_not_change_output(capsys):
     argv = ["--max-tokens", "12", "--batch-size", "3", "--prefill-step", "16"]
     outputs = []
-    for loader in ([], ["--loader", "week2"], ["--loader", "week3"]):
-        status, out, _ = run(capsys, *argv, *loader)
+    others = (["--loader", "week2"], ["--loader", "week3"], ["--solution", "mlx"])
+    for flags in ([], *others):
+        status, out, err = run(capsys, *argv, *flags)
         assert status == 0
+        assert "[15] finished: " in err
         outputs.append(out.rpartition("\n\n")[0])
-    assert outputs[0] == outputs[1] == outputs[2]
+    assert outputs == outputs[:1] * 4
 
 
 def test_thinking(capsys):
@@ -108,62 +108,9 @@ def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash
     assert calls == [(2, {"enable_flash_attn": flash})]
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--loader", "week1"], "--loader week1 has no KV cache and cannot batch"),
-        (["--loader", "week2", "--draft-model", "demo-draft"], "only the engine verifies draft"),
-        (["--loader", "week3", "--draft-model", "demo-draft"], "only the engine verifies draft"),
-        (["--solution", "mlx", "--draft-model", "demo-draft"], "only the engine verifies draft"),
-        (["--speculative", "suffix"], "--speculative: invalid choice: 'suffix' (choose from"),
-        (["--speculative", "ngram", "--loader", "week2"], "only the engine supports n-gram"),
-        (["--speculative", "ngram", "--solution", "mlx"], "--speculative has no effect with"),
-        (
-            ["--speculative", "ngram", "--draft-model", "demo-draft"],
-            "--draft-model: not allowed with argument --speculative",
-        ),
-        (["--attention-backend", "xformers"], "--attention-backend: invalid choice: 'xformers'"),
-        (
-            ["--attention-backend", "flash", "--loader", "week2"],
-            "only the engine has selectable attention backends; omit it",
-        ),
-        (
-            ["--attention-backend", "paged", "--solution", "mlx"],
-            "--attention-backend has no effect",
-        ),
-        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype: invalid choice: 'fp8'"),
-        (["--activation-bits", "4"], "--activation-bits: invalid choice: 4"),
-        (["--activation-bits", "8", "--loader", "week2"], "only the engine rounds activations"),
-        (["--kv-cache-dtype", "int8", "--loader", "week2"], "only the engine has an 8-bit"),
-        (["--solution", "mlx", "--loader", "week2"], "--loader has no effect with --solution mlx"),
-        (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
-        (["--loader", "week2", "--record", "run.json"], "--record: only the engine records"),
-        (["--loader", "week3", "--kv-cache-bytes", "9"], "--kv-cache-bytes: only the engine has"),
-        (["--kv-cache-bytes", "9"], "kv_cache_bytes must be at least 262144 (a page of 32"),
-        (["--kv-cache-bytes", "1e3"], "(a page of 32 tokens), got 1000"),
-        (["--kv-cache-bytes", "1.5"], "must be a whole number such as 536870912 or 1e9, got 1.5"),
-        (["--kv-cache-bytes", "1e400"], "must be a whole number such as"),
-        (["--kv-cache-bytes", "much"], "must be a whole number such as"),
-        (["--record", "/no/such/run.json"], "the folder '/no/such' does not exist"),
-        (["--solution", "mine"], "--solution mine requires a learner's tree"),
-        (["--batch-size", "0"], "--batch-size: must be at least 1, got 0"),
-        (["--prefill-step", "-1"], "--prefill-step: must be at least 1, got -1"),
-        (["--max-tokens", "0"], "--max-tokens: must be at least 1, got 0"),
-        (["--sampler-top-p", "2"], "top-p must be in (0, 1] (1 keeps every token), got 2.0"),
-        (["--model", "nonsense"], "unknown model 'nonsense'"),
-        (["--prompt", "Hello!"], "unrecognized arguments: --prompt Hello!"),
-    ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
-)
-def test_invalid_arguments_print_one_sentence(capsys, argv, message):
-    assert_rejected(run(capsys, *argv), "batch", message)
-
-
 # Redraws after every step, since the demo model may finish within one refresh interval.
 REDRAW_AFTER_EVERY_STEP = """
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from tiny_llm.cli import batch
 
 batch.REDRAW_SECONDS = 0
@@ -196,14 +143,6 @@ def run_in_terminal(*argv: str, interrupt: bool = False) -> tuple[int, str]:
             interrupt = False
     os.close(controller)
     return process.wait(timeout=60), received.decode()
-
-
-def test_live_view_in_a_terminal():
-    status, screen = run_in_terminal("--max-tokens", "4")
-    assert status == 0
-    for word in ("slot", "decoding", "waiting", "finished", "16 of 16", "tokens/s", "[15] Who are"):
-        assert word in screen
-    assert "starts: " not in screen
 
 
 def test_plain_in_a_terminal():
@@ -284,22 +223,23 @@ PROMPTS = ["a", "hello there", "x" * 40, "one two three", "zz"]
 LIMITS = [3, 1, 6, 2, 12]
 
 
-def open_runs(ignore_eos: bool = False):
-    mlx_model = tiny_model(vocab_size=256)
+def open_run(solution: str, mlx_model, ignore_eos: bool = False):
     prompts = [list(prompt.encode()) for prompt in PROMPTS]
     checkpoint = Checkpoint("tiny", mlx_model, ByteTokenizer())
-    course = BatchGeneration(
-        Qwen3ModelWeek2(mlx_model), ByteTokenizer(), prompts, 60, 2, 16,
-        max_tokens=LIMITS, ignore_eos=ignore_eos,
-    )  # fmt: skip
-    mlx = MlxBatchRun(checkpoint, prompts, LIMITS, make_sampler(0), 2, 16, ignore_eos)
-    return mlx_model, {"ref": CourseBatchRun(course), "mlx": mlx}
+    if solution == "mlx":
+        return MlxBatchRun(checkpoint, prompts, LIMITS, make_sampler(0), 2, 16, ignore_eos)
+    if solution == "engine":
+        flags = ["--batch-size", "2", "--prefill-step", "16", "--sampler-temp", "0"]
+        args = batch.make_parser("batch").parse_args(flags)
+        return EngineBatchRun(args, checkpoint, prompts, LIMITS, ignore_eos)
+    week2, limits = Qwen3ModelWeek2(mlx_model), {"max_tokens": LIMITS, "ignore_eos": ignore_eos}
+    return CourseBatchRun(BatchGeneration(week2, ByteTokenizer(), prompts, 60, 2, 16, **limits))
 
 
 @pytest.mark.parametrize("solution", ["ref", "mlx"])
 def test_runs_return_one_output_per_prompt(solution):
-    mlx_model, runs = open_runs()
-    batch_run = runs[solution]
+    mlx_model = tiny_model(vocab_size=256)
+    batch_run = open_run(solution, mlx_model)
     while not batch_run.is_done:
         batch_run.step()
     model = Qwen3ModelWeek2(mlx_model)
@@ -308,67 +248,27 @@ def test_runs_return_one_output_per_prompt(solution):
         assert batch_run.outputs[index] == expected
 
 
-def run_to_the_end(batch_run) -> Iterator[BatchProgress]:
-    """Yields the progress after each step."""
-    assert batch_run.progress().waiting == list(range(5))
-    assert batch_run.progress().started == []
+@pytest.mark.parametrize("solution", ["ref", "mlx", "engine"])
+def test_runs_report_progress_per_prompt(solution):
+    batch_run = open_run(solution, tiny_model(vocab_size=256), ignore_eos=True)
+    progress = batch_run.progress()
+    assert (progress.waiting, progress.started) == (list(range(5)), [])
+    partly_prefilled = False
     while not batch_run.is_done:
         batch_run.step()
         progress = batch_run.progress()
         assert {each.index for each in progress.started} | set(progress.waiting) == set(range(5))
-        yield progress
+        assert len(progress.slots) == 2
+        active = [*filter(None, progress.slots), *progress.prefilling]
+        indices = [*(each.index for each in active), *batch_run.outputs, *progress.waiting]
+        assert sorted(indices) == list(range(5)), "a started prompt is either active or finished"
+        partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in active)
+        if solution == "engine":
+            assert f"{progress.engine.pages.free} free of" in render(batch_run, 120)
+    assert partly_prefilled
     for each in batch_run.progress().started:
         assert each.new_tokens == LIMITS[each.index]
         assert each.prompt_tokens == each.prefilled == len(PROMPTS[each.index])
-
-
-@pytest.mark.parametrize("solution", ["ref", "mlx"])
-def test_runs_report_progress_per_prompt(solution):
-    batch_run = open_runs(ignore_eos=True)[1][solution]
-    partly_prefilled = False
-    for progress in run_to_the_end(batch_run):
-        started = {each.index for each in progress.started}
-        active = [each.index for each in progress.slots if each is not None]
-        active += [each.index for each in progress.prefilling]
-        assert sorted([*active, *batch_run.outputs]) == sorted(started), (
-            "each started prompt must be either active or finished"
-        )
-        partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in progress.prefilling)
-    assert partly_prefilled
-
-
-def open_engine(**flags) -> EngineBatchRun:
-    args = {
-        "batch_size": 2,
-        "prefill_step": 16,
-        "draft_model": None,
-        "speculative": None,
-        "attention_backend": None,
-        "kv_cache_dtype": None,
-        "activation_bits": None,
-        "adapter_path": None,
-        "prefix_cache_dir": None,
-        "prefix_cache_disk_bytes": None,
-        "block_size": None,
-        "num_drafts": None,
-        "sampler_temp": 0.0,
-    }
-    checkpoint = Checkpoint("tiny", tiny_model(vocab_size=256), ByteTokenizer())
-    prompts = [list(prompt.encode()) for prompt in PROMPTS]
-    return EngineBatchRun(argparse.Namespace(**args | flags), checkpoint, prompts, LIMITS, True)
-
-
-def test_engine_run_reports_progress_per_prompt():
-    batch_run = open_engine()
-    partly_prefilled = False
-    for progress in run_to_the_end(batch_run):
-        active = [each for each in progress.slots if each is not None]
-        assert len(progress.slots) == 2
-        indices = [*(each.index for each in active), *batch_run.outputs, *progress.waiting]
-        assert sorted(indices) == list(range(5))
-        partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in active)
-        assert f"{progress.engine.pages.free} free of" in render(batch_run, 120)
-    assert partly_prefilled
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
@@ -416,20 +316,13 @@ def test_engine_output_matches_week_2_and_is_recorded(capsys, tmp_path):
     assert {event["reason"] for event in ended} == {"stop"}
 
 
-def test_engine_in_a_terminal():
-    status, screen = run_in_terminal("--max-tokens", "64")
+def test_live_view_in_a_terminal():
+    status, screen = run_in_terminal("--max-tokens", "16")
     assert status == 0
-    for word in ("slot", "decoding", "waiting", "pages", "shared", "prefix cache", "16 of 16"):
+    words = ("slot", "decoding", "waiting", "finished", "16 of 16", "tokens/s", "[15] Who are")
+    for word in (*words, "pages", "shared", "prefix cache"):
         assert word in screen
-
-
-@pytest.mark.slow
-def test_mlx_solution(capsys, monkeypatch):
-    monkeypatch.setattr(batch, "BATCH_PROMPTS", ("Hello!", "What is 2 + 2?"))
-    status, out, err = run(capsys, "--solution", "mlx", "--max-tokens", "3")
-    assert status == 0
-    assert out.splitlines()[-1].startswith("2 requests | prompt: ")
-    assert "[1] finished: " in err
+    assert "starts: " not in screen
 
 
 def test_seed_makes_the_batch_reproducible(capsys, monkeypatch):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.cli.support import assert_rejected, run_command
+from tests.cli.support import run_command
 from tiny_llm import UserError
 from tiny_llm.cli import bench
 from tiny_llm.cli.batching.open_loop import (
@@ -34,11 +34,8 @@ def test_table_and_json(capsys):
     assert status == 0
     assert err == "model: demo\n", "without a terminal, no progress bar must be printed"
     result = json.loads(out.splitlines()[-1])
-    assert result["model"] == "demo"
-    assert result["solution"] == "ref"
-    assert result["loader"] == "engine"
-    assert result["num_seqs"] == 4
-    assert result["batch_size"] == 2
+    expected = {"model": "demo", "solution": "ref", "loader": "engine", "num_seqs": 4}
+    assert result.items() >= (expected | {"batch_size": 2}).items()
     assert 4 * 3 <= result["prompt_tokens"] <= 4 * 20
     assert 4 * 1 <= result["output_tokens"] <= 4 * 6
     assert result["total_tokens"] == result["prompt_tokens"] + result["output_tokens"]
@@ -48,14 +45,8 @@ def test_table_and_json(capsys):
     assert 0 < result["ttft_ms_median"] <= result["ttft_ms_p95"]
     assert 0 < result["itl_ms_median"] <= result["itl_ms_p95"]
     assert result["peak_memory_gb"] > 0
-    for word in (
-        "prompt",
-        "output",
-        "total",
-        "time to first token",
-        "inter-token latency",
-        "peak memory",
-    ):
+    latencies = ("time to first token", "inter-token latency")
+    for word in ("prompt", "output", "total", *latencies, "peak memory"):
         assert word in out
 
 
@@ -66,41 +57,25 @@ def test_loader_of_each_week(capsys, loader, has_flash):
     assert result["output_tokens"] > 0
 
 
-def test_draft_model_flags(capsys):
-    result = result_of(capsys, "--draft-model", "demo-draft")
-    assert result["output_tokens"] == result_of(capsys)["output_tokens"]
-
-
-def test_workload_depends_only_on_flags_and_seed(capsys):
+def test_workload_depends_only_on_its_lengths_and_seed(capsys):
     counts = [
         (result["prompt_tokens"], result["output_tokens"])
-        for result in (result_of(capsys, "--seed", seed) for seed in ("5", "5", "6"))
+        for result in (
+            result_of(capsys, "--seed", *flags)
+            for flags in (("5",), ("5", "--warmup", "3", "--draft-model", "demo-draft"), ("6",))
+        )
     ]
     assert counts[0] == counts[1] != counts[2]
 
 
 def test_output_lengths_are_exact_in_every_configuration(capsys):
-    argv = [
-        "--min-output-len",
-        "1",
-        "--max-output-len",
-        "1",
-        "--warmup",
-        "0",
-        "--prefill-step",
-        "4",
-    ]
-    result = result_of(capsys, *argv)
+    lengths = ("--min-output-len", "1", "--max-output-len", "1")
+    result = result_of(capsys, *lengths, "--warmup", "0", "--prefill-step", "4")
     assert result["output_tokens"] == 4
     assert result["warmup"] == 0
     assert result["itl_ms_median"] is None, (
         "with one token per request, expected no inter-token latency"
     )
-
-
-def test_warmup_is_not_counted(capsys):
-    one_warmup, three_warmups = (result_of(capsys, "--warmup", count) for count in ("1", "3"))
-    assert one_warmup["total_tokens"] == three_warmups["total_tokens"]
 
 
 def test_several_request_rates(capsys):
@@ -129,38 +104,6 @@ def test_mlx_is_the_baseline(capsys):
     assert mlx["loader"] is None
     for key in ("num_seqs", "prompt_tokens", "output_tokens"):
         assert mlx[key] == engine[key]
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--num-seqs", "0"], "--num-seqs: must be at least 1, got 0"),
-        (["--min-input-len", "0"], "--min-input-len: must be at least 1, got 0"),
-        (
-            ["--min-input-len", "30"],
-            "--max-input-len must be at least --min-input-len (30), got 20.",
-        ),
-        (["--max-output-len", "0"], "--max-output-len: must be at least 1, got 0"),
-        (["--min-output-len", "-1"], "--min-output-len: must be at least 1, got -1"),
-        (["--max-input-len", "2043"], "exceed the context length of 'demo', 2048 tokens"),
-        (["--warmup", "-1"], "--warmup: must be at least 0, got -1"),
-        (["--seed", "-1"], "--seed: must be at least 0, got -1"),
-        (["--batch-size", "0"], "--batch-size: must be at least 1, got 0"),
-        (["--loader", "week1"], "--loader week1 has no KV cache and cannot batch"),
-        (["--loader", "week2", "--draft-model", "demo-draft"], "only the engine verifies draft"),
-        (["--solution", "mlx", "--loader", "week2"], "--loader has no effect with --solution mlx"),
-        (["--sampler-temp", "1"], "unrecognized arguments: --sampler-temp 1"),
-        (["--num-seqs", "many"], "invalid int value: 'many'"),
-        (["--request-rate", "0"], "--request-rate: must be at least 0.01, got 0"),
-        (["--request-rate", "9", "--loader", "week3"], "only the engine accepts requests"),
-        (["--goodput", "ttft:9"], "--goodput requires --request-rate"),
-        (["--goodput", "e2el:9"], "--goodput: must be ttft:MS or tpot:MS, got e2el:9"),
-        (["--goodput", "tpot:"], "--goodput: "),
-    ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
-)
-def test_invalid_arguments_print_one_sentence(capsys, argv, message):
-    assert_rejected(run(capsys, *argv), "bench", message)
 
 
 def test_workload_lengths_cover_their_range():

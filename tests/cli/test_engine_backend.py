@@ -79,29 +79,18 @@ def test_speculative_decoding_streams_one_response_per_token():
     assert 0 < drafts.num_accepted_tokens <= drafts.num_draft_tokens
 
 
-def test_sampling_flags_are_passed_to_the_engine(engine_outputs):
-    extra_flags = ["--sampler-temp", "0.7", "--sampler-top-p", "0.8", "--sampler-top-k", "9"]
-    received_params = []
-    stream = LLM.stream
-
-    def record(self, prompt, params):
-        received_params.append(params)
-        return stream(self, prompt, params)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LLM, "stream", record)
-        run_question(
-            open_backend(parse(*extra_flags, "--seed", "4", "--max-tokens", "2")), "Hello!"
-        )
-    (params,) = received_params
+def test_sampling_flags_are_passed_to_the_engine(monkeypatch):
+    flags = ["--sampler-temp", "0.7", "--sampler-top-p", "0.8", "--sampler-top-k", "9"]
+    received = []
+    monkeypatch.setattr(LLM, "stream", lambda self, prompt, params: received.append(params) or ())
+    run_question(open_backend(parse(*flags, "--seed", "4", "--max-tokens", "2")), "Hello!")
+    [params] = received
     assert (params.temperature, params.top_p, params.top_k) == (0.7, 0.8, 9)
     assert (params.seed, params.max_tokens, params.ignore_eos) == (4, 2, False)
 
 
 @pytest.mark.slow
 def test_kv_memory_covers_the_context_and_is_allocated_on_demand():
-    from tiny_llm.cli.backends.checkpoint import open_checkpoint
-
     args = parse("--max-tokens", "3")
     args.loader = "engine"
     checkpoint = open_checkpoint(args)

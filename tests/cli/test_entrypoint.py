@@ -35,13 +35,6 @@ def test_closed_standard_stream_is_not_an_error(redirection):
     assert ("Paris" in result.stdout) == (redirection != ">&-")
 
 
-def test_python_optimize_flag():
-    command = [sys.executable, "-O", "-m", "tiny_llm", "main", *FRANCE]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("The capital of France"), result.stdout
-
-
 @pytest.mark.parametrize("command", entrypoint.COMMANDS)
 def test_messages_use_the_invoked_name(capsys, command):
     assert entrypoint.main([command, "--nonsense"]) == 2
@@ -96,22 +89,3 @@ def test_shell_completion_lists_commands_and_flags(capsys, shell):
     script = capsys.readouterr().out
     for word in (*entrypoint.COMMANDS, "--sampler-temp", "--kv-cache-bytes", "--num-seqs"):
         assert word in script if shell != "tcsh" else word.lstrip("-") in script
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ([], "no command given; choose one of main, chat, batch, serve, bench, models"),
-        (["serve-me"], "unknown command serve-me; choose one of main, chat"),
-        (["--print-completion", "dos"], "--print-completion: invalid choice: 'dos' (choose from"),
-        (["--loader", "week2"], "unrecognized arguments: --loader"),
-    ],
-    ids=str,
-)
-def test_invalid_arguments_print_one_sentence(capsys, argv, message):
-    assert entrypoint.main(argv) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert message in captured.err
-    assert captured.err.startswith("tiny-llm: ")
-    assert len(captured.err.splitlines()) == 1

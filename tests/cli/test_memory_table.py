@@ -191,35 +191,34 @@ def test_markup_in_a_model_name_is_printed_verbatim(capsys):
     assert "[red]/x" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["demo", "demo-hybrid"])
+@pytest.mark.parametrize("name", [pytest.param("demo", marks=pytest.mark.slow), "demo-hybrid"])
 def test_decoding_speed_is_measured(name):
     speed = DecodeSpeed(BUNDLED_MODELS[name])
     assert all(speed.tokens_per_second(300, dtype) > 0 for dtype in ("auto", "int8"))
 
 
-@pytest.mark.parametrize(("name", "samples"), [("demo", [1, 2]), ("demo-hybrid", [8])])
-def test_decoding_speed_is_extrapolated_over_layers(name, samples, monkeypatch):
-    """A step takes 0.25 s in the engine, 0.5 s in the head and 0.125 s per layer."""
+@pytest.mark.parametrize(
+    ("name", "samples", "seconds", "expected"),
+    [
+        # A step takes 0.25 s in the engine, 0.5 s in the head and 0.125 s per layer.
+        ("demo", [1, 2], lambda layers: 0.5 + 0.125 * layers, 1 / 1.75),
+        ("demo-hybrid", [8], lambda layers: 0.5 + 0.125 * layers, 1 / 1.75),
+        # Noise must not make the predicted time negative.
+        ("demo", [1, 2], lambda layers: 0.75 / layers, 1),
+    ],
+)
+def test_decoding_speed_is_extrapolated_over_layers(monkeypatch, name, samples, seconds, expected):
     monkeypatch.setattr(memory_table, "SAMPLE_BYTES", 1)
     monkeypatch.setattr(memory_table, "_engine_seconds", lambda is_hybrid: 0.25)
     measured = []
 
     def step_seconds(decoder, context):
         measured.append(len(decoder.layers))
-        return 0.5 + 0.125 * len(decoder.layers)
+        return seconds(len(decoder.layers))
 
     monkeypatch.setattr(memory_table, "_step_seconds", step_seconds)
-    assert DecodeSpeed(BUNDLED_MODELS[name]).tokens_per_second(300, "auto") == 1 / 1.75
+    assert DecodeSpeed(BUNDLED_MODELS[name]).tokens_per_second(300, "auto") == expected
     assert measured == samples
-
-
-def test_noise_does_not_make_the_predicted_time_negative(monkeypatch):
-    monkeypatch.setattr(memory_table, "SAMPLE_BYTES", 1)
-    monkeypatch.setattr(memory_table, "_engine_seconds", lambda is_hybrid: 0.25)
-    monkeypatch.setattr(
-        memory_table, "_step_seconds", lambda decoder, _: 0.75 / len(decoder.layers)
-    )
-    assert DecodeSpeed(BUNDLED_MODELS["demo"]).tokens_per_second(300, "auto") == 1
 
 
 def test_layers_of_a_sample(tmp_path):

@@ -9,6 +9,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,91 +42,71 @@ def make_valid_checkpoint(folder: Path, bits: int | None = 4) -> None:
     (folder / "chat_template.jinja").unlink()  # tokenizer_config.json contains the template, too
 
 
-def combine(*corruptions: Corruption) -> Corruption:
-    def corrupt(folder: Path) -> None:
-        for corruption in corruptions:
-            corruption(folder)
-
-    return corrupt
+def corruption(function: Callable[..., None]) -> Callable[..., Corruption]:
+    """Decorates a function of a folder and more arguments; the result takes the latter first."""
+    return lambda *args, **options: lambda folder: function(folder, *args, **options)
 
 
-# ---------------------------------------------------------------- files
+@corruption
+def combine(folder: Path, *corruptions: Corruption) -> None:
+    for corrupt in corruptions:
+        corrupt(folder)
 
 
-def without(*names: str) -> Corruption:
-    def corrupt(folder: Path) -> None:
-        for name in names:
-            (folder / name).unlink()
-
-    return corrupt
+@corruption
+def without(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).unlink()
 
 
-def file(name: str, content: str | bytes) -> Corruption:
-    as_bytes = content.encode() if isinstance(content, str) else content
-    return lambda folder: _put(folder / name, as_bytes)
+@corruption
+def file(folder: Path, name: str, content: str | bytes) -> None:
+    (folder / name).unlink(missing_ok=True)  # since it may be a link or read-only
+    (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def link(name: str, target: str | Path) -> Corruption:
-    def corrupt(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(target)
-
-    return corrupt
+@corruption
+def link(folder: Path, name: str, target: str | Path) -> None:
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(target)
 
 
-def directory(name: str) -> Corruption:
-    def corrupt(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir()
-
-    return corrupt
+@corruption
+def directory(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
 
 
-# ---------------------------------------------------------------- JSON
+def change_json(path: Path, change: Callable[[Any], Any]) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
-def fields(name: str, **new: Any) -> Corruption:
+def without_ellipses(fields: Header) -> Header:
+    return {key: value for key, value in fields.items() if value is not ...}
+
+
+@corruption
+def fields(folder: Path, name: str, **new: Any) -> None:
     """Sets fields of a JSON file; the value `...` removes a field."""
-
-    def corrupt(folder: Path) -> None:
-        content = json.loads((folder / name).read_text())
-        content |= new
-        remaining = {key: value for key, value in content.items() if value is not ...}
-        (folder / name).write_text(json.dumps(remaining))
-
-    return corrupt
+    change_json(folder / name, lambda content: without_ellipses(content | new))
 
 
-def config(**new: Any) -> Corruption:
-    return fields("config.json", **new)
+config, tokenizer, settings = (partial(fields, name) for name in (CONFIG, TOKENIZER, SETTINGS))
 
 
-def quantization(**new: Any) -> Corruption:
-    def corrupt(folder: Path) -> None:
-        content = json.loads((folder / "config.json").read_text())
-        content["quantization"] |= new
-        (folder / "config.json").write_text(json.dumps(content))
-
-    return corrupt
+@corruption
+def quantization(folder: Path, **new: Any) -> None:
+    change_json(
+        folder / CONFIG, lambda content: content | {"quantization": content["quantization"] | new}
+    )
 
 
-def tokenizer(**new: Any) -> Corruption:
-    return fields("tokenizer.json", **new)
-
-
-def settings(**new: Any) -> Corruption:
-    return fields("tokenizer_config.json", **new)
-
-
-def index(weight_map: Any = None, **more: Any) -> Corruption:
+@corruption
+def index(folder: Path, weight_map: Any) -> None:
     """Writes a shard index; a `weight_map` function receives the correct map."""
-
-    def corrupt(folder: Path) -> None:
-        right = dict.fromkeys(read_header(folder / WEIGHTS)[0], WEIGHTS)
-        chosen = weight_map(right) if callable(weight_map) else weight_map
-        (folder / INDEX).write_text(json.dumps({"weight_map": chosen, **more}))
-
-    return corrupt
+    right = dict.fromkeys(read_header(folder / WEIGHTS)[0], WEIGHTS)
+    chosen = weight_map(right) if callable(weight_map) else weight_map
+    (folder / INDEX).write_text(json.dumps({"weight_map": chosen}))
 
 
 def renamed(name: str) -> Corruption:
@@ -133,17 +114,12 @@ def renamed(name: str) -> Corruption:
     return combine(index(lambda right: dict.fromkeys(right, name)), without(WEIGHTS))
 
 
-def moved(name: str) -> Corruption:
+@corruption
+def moved(folder: Path, name: str) -> None:
     """Moves the weights to a path relative to the folder, which the index contains."""
-
-    def corrupt(folder: Path) -> None:
-        (folder / "model").mkdir()
-        (folder / name).write_bytes((folder / WEIGHTS).read_bytes())
-
-    return combine(corrupt, renamed(name))
-
-
-# ---------------------------------------------------------------- safetensors
+    (folder / "model").mkdir()
+    (folder / name).write_bytes((folder / WEIGHTS).read_bytes())
+    renamed(name)(folder)
 
 
 def read_header(path: Path) -> tuple[Header, bytes]:
@@ -154,62 +130,44 @@ def read_header(path: Path) -> tuple[Header, bytes]:
     return header, content[8 + size :]
 
 
-def write_header(path: Path, header: bytes, data: bytes) -> None:
-    _put(path, struct.pack("<Q", len(header)) + header + data)
+def write_header(folder: Path, header: bytes, data: bytes) -> None:
+    file(WEIGHTS, struct.pack("<Q", len(header)) + header + data)(folder)
 
 
-def header(change: Callable[[Header], Any]) -> Corruption:
-    """Changes the header with a function that modifies it or returns a new one."""
-
-    def corrupt(folder: Path) -> None:
-        actual, data = read_header(folder / WEIGHTS)
-        changed = change(actual)
-        text = changed if isinstance(changed, str) else json.dumps(changed or actual)
-        write_header(folder / WEIGHTS, text.encode(), data)
-
-    return corrupt
+@corruption
+def header(folder: Path, change: Callable[[Header], Any]) -> None:
+    """Replaces the header with the result of a function: text or an object."""
+    actual, data = read_header(folder / WEIGHTS)
+    changed = change(actual)
+    text = changed if isinstance(changed, str) else json.dumps(changed)
+    write_header(folder, text.encode(), data)
 
 
 def entry(name: str, **new: Any) -> Corruption:
     """Sets fields of a tensor's header entry; the value `...` removes a field."""
-
-    def change(current: Header) -> None:
-        current[name] |= new
-        for key in [key for key, value in current[name].items() if value is ...]:
-            del current[name][key]
-
-    return header(change)
+    return header(lambda current: current | {name: without_ellipses(current[name] | new)})
 
 
 def header_text(text: str) -> Corruption:
     return header(lambda _: text)
 
 
-def cut_to(size: int) -> Corruption:
+@corruption
+def cut_to(folder: Path, size: int) -> None:
     """Truncates the weights file; a negative size counts from the end."""
-
-    def corrupt(folder: Path) -> None:
-        _put(folder / WEIGHTS, (folder / WEIGHTS).read_bytes()[:size])
-
-    return corrupt
+    file(WEIGHTS, (folder / WEIGHTS).read_bytes()[:size])(folder)
 
 
-def tensors(**new: Any) -> Corruption:
+@corruption
+def tensors(folder: Path, **new: Any) -> None:
     """Sets tensors to an array or a function of the old one; None removes them."""
-
-    def corrupt(folder: Path) -> None:
-        actual: Any = dict(mx.load(str(folder / WEIGHTS)))  # type: ignore[arg-type]
-        mx.eval(actual)
-        for spelled, value in new.items():
-            name = spelled.replace("/", ".")
-            if value is None:
-                del actual[name]
-            else:
-                actual[name] = value(actual[name]) if callable(value) else value
-        (folder / WEIGHTS).unlink()
-        mx.save_safetensors(str(folder / WEIGHTS), actual)
-
-    return corrupt
+    actual: Any = dict(mx.load(str(folder / WEIGHTS)))  # type: ignore[arg-type]
+    mx.eval(actual)
+    for name, value in new.items():
+        actual[name] = value(actual[name]) if callable(value) else value
+    (folder / WEIGHTS).unlink()
+    kept = {name: value for name, value in actual.items() if value is not None}
+    mx.save_safetensors(str(folder / WEIGHTS), kept)
 
 
 def plain(folder: Path) -> None:
@@ -219,27 +177,18 @@ def plain(folder: Path) -> None:
     make_valid_checkpoint(folder, bits=None)
 
 
-def sparse_weights(num_bytes: int) -> Corruption:
+@corruption
+def sparse_weights(folder: Path, num_bytes: int) -> None:
     """Grows the unquantized model to `num_bytes`, as a sparse file."""
-
-    def corrupt(folder: Path) -> None:
-        plain(folder)
-        actual, data = read_header(folder / WEIGHTS)
-        rows = (num_bytes - len(data)) // (64 * 2)
-        actual["model.embed_tokens.weight"]["shape"] = [rows, 64]
-        end = 0
-        for tensor in actual.values():
-            begin, end = end, end + 2 * math.prod(tensor["shape"])
-            tensor["data_offsets"] = [begin, end]
-        write_header(folder / WEIGHTS, json.dumps(actual).encode(), b"")
-        with (folder / WEIGHTS).open("r+b") as stream:
-            stream.truncate(stream.seek(0, os.SEEK_END) + end)
-        config(vocab_size=rows)(folder)
-
-    return corrupt
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Writes a new file, since the old one may be a link or read-only."""
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
+    plain(folder)
+    actual, data = read_header(folder / WEIGHTS)
+    rows = (num_bytes - len(data)) // (64 * 2)
+    actual["model.embed_tokens.weight"]["shape"] = [rows, 64]
+    end = 0
+    for tensor in actual.values():
+        begin, end = end, end + 2 * math.prod(tensor["shape"])
+        tensor["data_offsets"] = [begin, end]
+    write_header(folder, json.dumps(actual).encode(), b"")
+    with (folder / WEIGHTS).open("r+b") as stream:
+        stream.truncate(stream.seek(0, os.SEEK_END) + end)
+    config(vocab_size=rows)(folder)

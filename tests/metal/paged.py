@@ -27,14 +27,15 @@ def params_of(
 
     query: B×H_q×L×D, or T×H_q×D in the ragged form.
     """
-    (P, H, page_size, _), (B, max_pages) = keys.shape, block_table.shape
+    (P, H, page_size, width), (B, max_pages) = keys.shape, block_table.shape
     D = query.shape[-1]
     H_q, ragged = query.shape[1], query.ndim == 3
     return kernels.extension().metal.PagedAttentionParams(
         H_q=H_q, H=H, D=D, B=B, max_pages=max_pages, P=P, page_size=page_size,
-        T=query.size // (H_q * D), L=0 if ragged else query.shape[2], scale=D**-0.5, causal=causal,
-        aligned=aligned and D % 4 == 0, int8=keys.dtype == mx.int8, window=window,
-        has_sinks=has_sinks, query_strides=[H_q * D, D, H_q * D] if ragged else row_strides(query),
+        row_width=width, T=query.size // (H_q * D), L=0 if ragged else query.shape[2],
+        scale=D**-0.5, causal=causal, aligned=aligned and D % 4 == 0, int8=keys.dtype == mx.int8,
+        window=window, has_sinks=has_sinks,
+        query_strides=[H_q * D, D, H_q * D] if ragged else row_strides(query),
     )  # fmt: skip
 
 

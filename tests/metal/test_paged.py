@@ -307,7 +307,8 @@ def test_int8_pages(mode, dtype, D, L):
     """Includes the NaNs that invalid block table entries cause."""
     query = random(4, H * GROUP, L, D, dtype=dtype)
     keys, values = (quantize_rows(random(P, H, PAGE, D)) for _ in range(2))
-    actual = paged_attend("fast", query, keys, values, TABLE, LENS, None, mode=mode)
+    padded = (mx.pad(rows, [(0, 0)] * 3 + [(0, 4)]) for rows in (keys, values))
+    actual = paged_attend("fast", query, *padded, TABLE, LENS, None, mode=mode)
     expected = kernels.extension().paged_attention(
         query, keys, values, TABLE, LENS, causal=True, stream=mx.cpu
     )
@@ -319,14 +320,14 @@ def test_int8_pages(mode, dtype, D, L):
 def test_int8_cache_write(mode, dtype, D):
     tokens = random(2, 3, H, D, dtype=dtype)
     tokens[0, 0, 1, 3] = float("inf")
-    pages, slots = mx.zeros((P, H, PAGE, D + 4), mx.int8), mx.array([[0, -1, 71], [72, 9, 40]])
+    pages, slots = mx.zeros((P, H, PAGE, D + 7), mx.int8), mx.array([[0, -1, 71], [72, 9, 40]])
     inside = tokens.swapaxes(1, 2)  # B×H×L×D
     expected = kernels.extension().paged_cache_write(
         pages, inside, slots.astype(mx.int32), stream=mx.cpu
     )
     out = np.array(pages)
     launch = kernels.extension().metal.paged_cache_write_int8_launch(
-        H=H, L=3, D=D, page_size=PAGE, tokens=6, num_slots=P * PAGE,
+        H=H, L=3, D=D, page_size=PAGE, row_width=D + 7, tokens=6, num_slots=P * PAGE,
         token_strides=[3 * H * D, D, H * D, 1], dtype=DTYPE_NAMES[dtype],
     )  # fmt: skip
     arrays = [as_bound(tokens), np.array(slots.astype(mx.int32)), out]

@@ -28,112 +28,96 @@ SIZES: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
 }
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3": {**SIZES, "model_type": "qwen3", "head_dim": 32},
-    "qwen2": {**SIZES, "model_type": "qwen2"},
-    "llama": {**SIZES, "model_type": "llama", "attention_bias": True, "mlp_bias": True},
-    "mistral": {**SIZES, "model_type": "mistral", "sliding_window": None},
-    "gemma3_text": {
-        **SIZES,
-        "model_type": "gemma3_text",
-        "head_dim": 32,
-        "sliding_window": 24,
-        "sliding_window_pattern": 2,
-    },
-    "smollm3": {**SIZES, "model_type": "smollm3", "no_rope_layers": [1, 0]},
-    "granite": {
-        **SIZES,
-        "model_type": "granite",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "embedding_multiplier": 12.0,
-        "residual_multiplier": 0.22,
-        "attention_multiplier": 0.1,
-        "logits_scaling": 3.0,
-    },
-    "gpt_oss": {
-        **SIZES,
-        "model_type": "gpt_oss",
-        "head_dim": 32,
-        "num_local_experts": 6,
-        "num_experts_per_tok": 2,
-        "sliding_window": 20,
-    },
-}
-MIXTURE = {
-    **FAMILIES["qwen3"],
-    "model_type": "qwen3_moe",
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
 
-HYBRID = {
-    **SIZES,
-    "model_type": "qwen3_5_text",
-    "num_hidden_layers": 4,
-    "head_dim": 32,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
-    "full_attention_interval": 2,
-    "attn_output_gate": True,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 24,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
+
+def config(model_type: str, **fields: Any) -> dict[str, Any]:
+    return {**SIZES, "model_type": model_type, **fields}
+
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22}
+GRANITE |= {"attention_multiplier": 0.1, "logits_scaling": 3.0}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": config("qwen3", head_dim=32),
+    "qwen2": config("qwen2"),
+    "llama": config("llama", attention_bias=True, mlp_bias=True),
+    "mistral": config("mistral", sliding_window=None),
+    "gemma3_text": config("gemma3_text", head_dim=32, sliding_window=24, sliding_window_pattern=2),
+    "smollm3": config("smollm3", no_rope_layers=[1, 0]),
+    "granite": config("granite", attention_bias=False, mlp_bias=False, **GRANITE),
+    "gpt_oss": config(
+        "gpt_oss", head_dim=32, num_local_experts=6, num_experts_per_tok=2, sliding_window=20
+    ),
 }
+SPARSE = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+MIXTURE = config("qwen3_moe", head_dim=32, **EXPERTS, **SPARSE)
+
+HYBRID = config(
+    "qwen3_5_text",
+    num_hidden_layers=4,
+    head_dim=32,
+    rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    full_attention_interval=2,
+    attn_output_gate=True,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=24,
+    linear_value_head_dim=32,
+    linear_conv_kernel_dim=4,
+)
 HYBRID_MIXTURE = {
     **{name: value for name, value in HYBRID.items() if name != "intermediate_size"},
+    **EXPERTS,
     "model_type": "qwen3_5_moe_text",
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 128,
 }
 
+WIDE_LAYERS = {"head_dim": 32, "global_head_dim": 64, "sliding_window": 24}
 # Shared keys and values, per-layer inputs, heads of two sizes.
-GEMMA4 = {
-    **SIZES,
-    "model_type": "gemma4_text",
-    "num_hidden_layers": 6,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "global_head_dim": 64,
-    "sliding_window": 24,
-    "layer_types": ["sliding_attention", "full_attention"] * 3,
-    "num_kv_shared_layers": 2,
-    "use_double_wide_mlp": True,
-    "hidden_size_per_layer_input": 64,
-    "vocab_size_per_layer_input": 211,
-    "final_logit_softcapping": 30.0,
-}
-GEMMA4_MIXTURE = {
-    **SIZES,
-    "model_type": "gemma4",
-    "num_hidden_layers": 3,
-    "head_dim": 32,
-    "global_head_dim": 64,
-    "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True,
-    "sliding_window": 24,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-    "hidden_size_per_layer_input": 0,
-    "enable_moe_block": True,
-    "num_experts": 6,
-    "top_k_experts": 2,
-    "moe_intermediate_size": 64,
-}
+GEMMA4 = config(
+    "gemma4_text",
+    **WIDE_LAYERS,
+    num_hidden_layers=6,
+    num_key_value_heads=1,
+    layer_types=["sliding_attention", "full_attention"] * 3,
+    num_kv_shared_layers=2,
+    use_double_wide_mlp=True,
+    hidden_size_per_layer_input=64,
+    vocab_size_per_layer_input=211,
+    final_logit_softcapping=30.0,
+)
+GEMMA4_MIXTURE = config(
+    "gemma4",
+    **WIDE_LAYERS,
+    num_hidden_layers=3,
+    num_global_key_value_heads=1,
+    attention_k_eq_v=True,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    hidden_size_per_layer_input=0,
+    enable_moe_block=True,
+    num_experts=6,
+    top_k_experts=2,
+    moe_intermediate_size=64,
+)
+
+
+def name_of(config: Mapping[str, Any]) -> str:
+    """Id of a test case with a config."""
+    return str(config["model_type"])
 
 
 def write_family(folder: Path, config: dict[str, Any], mtp: bool = False) -> Path:
-    """Writes a checkpoint without a tokenizer: config and weights."""
+    """Writes a random checkpoint without a tokenizer: config and weights."""
+    return write_checkpoint(folder, config, random_tensors(config, mtp=mtp)[0])
+
+
+def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: dict[str, mx.array]) -> Path:
+    """Writes or replaces a checkpoint; `tensors` may come from the replaced file."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    weights, _ = random_tensors(config, mtp=mtp)
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    mx.eval(tensors)
+    file = str(folder / "model.safetensors")
+    mx.save_safetensors(file, tensors, metadata={"format": "mlx"})
     return folder
 
 
@@ -143,13 +127,13 @@ PAGES_PER_SEQUENCE = 16
 def run_steps(
     model: ServingModel,
     steps: Sequence[Mapping[int, range]],
-    token: Callable[[int], int] = lambda position: 3 + position * 7 % 90,
+    token: Callable[[int, int], int] = lambda position, sequence: 3 + position * 7 % 90,
 ) -> mx.array:
     """Logits (tokens × vocabulary) of ragged steps, each evaluated separately.
 
     Args:
         steps: positions that each step computes, by sequence number from 0 to 3.
-        token: token id at a position.
+        token: token id at a position of a sequence.
     """
     has_state = getattr(model, "state_bytes", 0) > 0  # Week 3's model has no state_bytes
     storage = model.create_paged_storage(4 * PAGES_PER_SEQUENCE, *([4] if has_state else []))
@@ -157,7 +141,7 @@ def run_steps(
     for step in steps:
         spans = [
             Span(
-                [token(position) for position in positions],
+                [token(position, sequence) for position in positions],
                 positions.start,
                 # Page ids of the sequences alternate, so no sequence's pages are contiguous.
                 array("i", [4 * page + sequence for page in range(PAGES_PER_SEQUENCE)]),
@@ -177,7 +161,7 @@ def sequence_logits(model: ServingModel, ids: Sequence[int], ends: Sequence[int]
     """Logits of one sequence, tokens × vocabulary, in chunks ending at `ends`."""
     bounds = [0, *(ends or [len(ids)])]
     chunks = [{0: range(*pair)} for pair in itertools.pairwise(bounds)]
-    return run_steps(model, chunks, lambda position: ids[position])
+    return run_steps(model, chunks, lambda position, sequence: ids[position])
 
 
 def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -> list[int]:

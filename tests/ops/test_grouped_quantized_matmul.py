@@ -74,6 +74,11 @@ def test_prepacked_weights_are_bitwise_equal(instruction_set):
         parts = [interleaved(x) for x in (scales, biases)]
         fast = kernels.grouped_quantized_matmul(*parts, 64, 4, some, interleaved(b), chosen)
         assert_same_bits(fast, plain, f"{len(some)} tokens")
+        parts[1] = interleaved(scales * -8)
+        stored = kernels.grouped_quantized_matmul(*parts, 64, 4, some, interleaved(b), chosen)
+        parts[1] = parts[1][:, :, :0]
+        derived = kernels.grouped_quantized_matmul(*parts, 64, 4, some, interleaved(b), chosen)
+        assert_same_bits(derived, stored, f"{len(some)} tokens, symmetric weights")
 
 
 def test_course_kernels_multiply_experts(on_cpu, monkeypatch):

@@ -15,15 +15,17 @@ from tiny_llm import kernels, paged_attention, paged_attention_varlen
 from tiny_llm.attention.paged import paged_attention_reference, paged_attention_varlen_reference
 from tiny_llm.kv_storage.int8_rows import dequantize_rows, quantize_rows
 
+PADDING = 99
+
 
 def assert_same_rows(actual: mx.array, expected: mx.array) -> None:
     np.testing.assert_array_equal(np.array(actual), np.array(expected))
 
 
-def write(tokens: mx.array, page_size: int) -> mx.array:
-    """Quantizes S×H×D tokens to P×H×page_size×(D + 4) pages: int8, 4-byte scale."""
+def write(tokens: mx.array, page_size: int, padding: int = 0) -> mx.array:
+    """Quantizes S×H×D tokens to P×H×page_size×(D + 4) pages: int8, 4-byte scale, padding."""
     S, H, D = tokens.shape
-    pages = mx.zeros((-(-S // page_size), H, page_size, D + 4), dtype=mx.int8)
+    pages = mx.full((-(-S // page_size), H, page_size, D + 4 + padding), PADDING, dtype=mx.int8)
     return kernels.paged_cache_write(pages, tokens, mx.arange(S, dtype=mx.int32))
 
 
@@ -45,6 +47,9 @@ def test_written_rows_are_bitwise_equal_to_reference(instruction_set, dtype, D):
     tokens[5] = 0
     tokens[6] = tokens[6] * 1e-38
     assert_same_rows(write(tokens, 37)[0].swapaxes(0, 1), quantize_rows(tokens))
+    rows = write(tokens, 37, padding=3)
+    assert_same_rows(rows[0, ..., :-3].swapaxes(0, 1), quantize_rows(tokens))
+    assert (rows[..., -3:] == PADDING).all()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -83,6 +88,8 @@ def test_attention_equals_dequantized_pages(instruction_set, dtype, D, group, ma
     actual = paged_attention(query, keys, values, *arguments)
     assert actual.dtype == dtype
     assert_close(actual, expected.astype(dtype), "dequantized", ulps=32)
+    wider = (mx.pad(rows, [(0, 0)] * 3 + [(0, 4)]) for rows in (keys, values))
+    assert_same_bits(paged_attention(query, *wider, *arguments), actual, "padded rows")
 
 
 @pytest.mark.parametrize("page_size", [3, 64, 128])

@@ -50,6 +50,12 @@ def matrix(O, I, bits, group_size, dtype):
     return scales, biases, packed
 
 
+def symmetric_biases(scales, bits):
+    """Biases of symmetric weights, as MLX stores them and as prepacked weights need them."""
+    stored = scales * -(2 ** (bits - 1))
+    return stored, stored[:, :0]
+
+
 def interleaved(parts):
     return tuple(prepack_weight(part, kernels.prepack_rows()) for part in parts)
 
@@ -147,8 +153,8 @@ def test_rows_per_block_of_each_kernel(instruction_set):
     assert kernels.prepack_rows() == expected.get(instruction_set, 0)
 
 
-@pytest.mark.parametrize("M", [0, 1, 2, 3, 7, 16, 33, 193])
-@pytest.mark.parametrize("blocks", [1, 2, 5])
+@pytest.mark.parametrize("M", [0, 1, 2, 7, 33, 193])
+@pytest.mark.parametrize("blocks", [1, 5])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(("I", "group_size"), [(160, 32), (192, 64), (1152, 128)])
@@ -160,6 +166,10 @@ def test_matmul_is_bitwise_equal(prepacked_isa, I, group_size, half, bits, block
     scales, biases, words = interleaved(rows)
     actual = kernels.quantized_matmul(scales, biases, group_size, bits, a, words)
     assert mx.array_equal(actual, expected)
+    stored, empty = symmetric_biases(scales, bits)
+    expected = kernels.quantized_matmul(scales, stored, group_size, bits, a, words)
+    actual = kernels.quantized_matmul(scales, empty, group_size, bits, a, words)
+    assert mx.array_equal(actual, expected), "expected the bits of stored biases without them"
 
 
 def test_nan_stays_in_its_row(prepacked_isa):
@@ -209,6 +219,35 @@ def test_embedding_rows_are_bitwise_equal(instruction_set, dtype, bits, rows):
     scales, biases, words = (prepack_weight(part, rows) for part in table)
     actual = kernels.quantized_embedding(ids, scales, biases, 64, bits, words)
     np.testing.assert_array_equal(as_numpy(actual), expected)
+    stored, empty = symmetric_biases(scales, bits)
+    expected = kernels.quantized_embedding(ids, scales, stored, 64, bits, words)
+    actual = kernels.quantized_embedding(ids, scales, empty, 64, bits, words)
+    np.testing.assert_array_equal(as_numpy(actual), as_numpy(expected))
+
+
+def test_model_of_symmetric_weights_has_no_biases(prepacked_isa, monkeypatch):
+    mlx_model, _ = load("demo")
+    for layer in quantized_layers(mlx_model):
+        layer.biases = layer.scales * -8
+    stored = [mx.array(layer.biases) for layer in quantized_layers(mlx_model)]
+    mx.eval(stored)
+    with monkeypatch.context() as patch:
+        patch.setattr("tiny_llm.kernels.prepack.prepack_rows", lambda: 0)
+        expected = logits(dispatch_model("rows", mlx_model, 3))
+    prepacked = prepack_model(mlx_model)
+    assert {layer.biases.size for layer in quantized_layers(prepacked)} == {0}
+    assert mx.array_equal(logits(dispatch_model("interleaved", prepacked, 3)), expected)
+    for layer, biases in zip(quantized_layers(mlx_model), stored, strict=True):
+        assert mx.array_equal(layer.biases, biases), "expected the given model's biases again"
+
+
+def test_weights_with_one_other_bias_are_not_symmetric(prepacked_isa):
+    mlx_model, _ = load("demo")
+    layer = mlx_model.layers[0].mlp.down_proj
+    layer.biases = layer.scales * -8
+    layer.biases[-1, -1] += 1
+    prepacked = prepack_model(mlx_model).layers[0].mlp.down_proj
+    assert prepacked.biases.shape == prepacked.scales.shape
 
 
 def multiply_prepacked(rows, has_biases=True):
@@ -229,6 +268,14 @@ def test_course_kernels_read_row_major_weights(monkeypatch):
     assert kernels.prepack_rows() == 0, "expected 0, because this kernel reads row-major weights"
     with pytest.raises(ValueError, match="selected by TINY_LLM_MATMUL reads row-major weights"):
         multiply_prepacked(16)
+
+
+def test_course_kernels_read_symmetric_biases(prepacked_isa, monkeypatch):
+    monkeypatch.setenv("TINY_LLM_MATMUL", "prefetched")
+    mlx_model, _ = load("demo")
+    for layer in quantized_layers(mlx_model):
+        layer.biases = layer.scales * -8
+    assert all(layer.biases.size > 0 for layer in quantized_layers(prepack_model(mlx_model)))
 
 
 def test_course_kernels_reject_prepacked_floating_point(prepacked_isa, monkeypatch):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engine.inputs.conversations import conversation, markers
+from tests.support import function_tool, object_schema
 from tiny_llm import UserError
 from tiny_llm.engine.inputs.chat_template import render_chat
 from tiny_llm.models import load_weights
@@ -38,18 +39,8 @@ SEQUENCES = {
     "system only": ("s", "d", "ss"),
     "empty answer": ("ueu",),
 }
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "f",
-        "description": "Runs f.",
-        "parameters": {
-            "type": "object",
-            "properties": {"x": {"type": "string", "description": "Text."}},
-            "required": ["x"],
-        },
-    },
-}
+PARAMETERS = object_schema(x={"type": "string", "description": "Text."})
+TOOL = function_tool("f", PARAMETERS, description="Runs f.")
 # Templates that drop an assistant's text beside tool calls, and reject it as a separate message;
 # or, like gpt-oss's, render it as reasoning, and only until the next answer.
 DROP_TEXT_WITH_CALLS = ("Mistral-Small-3.2*", "mistralai-Mistral-Nemo*", "*gpt-oss*")
@@ -70,12 +61,8 @@ def template_files() -> list[Path]:
 
 
 def refusal_of(name: str, has_tools: bool) -> str | None:
-    reasons = (
-        reason
-        for (part, tools), reason in REFUSALS.items()
-        if (part in name, tools) == (True, has_tools)
-    )
-    return next(reasons, None)
+    given = REFUSALS.items()
+    return next((why for (part, tools), why in given if part in name and tools == has_tools), None)
 
 
 def is_one_of(name: str, patterns: Any) -> bool:
@@ -174,7 +161,7 @@ def test_history_of_gpt_oss(artifact):
     tokenizer = RecordingTokenizer(template.read_text())
     given = conversation("umtat")
     given[1] |= {"reasoning_content": "I think."}
-    calls_only = [{**TOOL, "function": {"name": "f", "parameters": {}}}]  # without a description
+    calls_only = [function_tool("f", {})]  # without a description
     text = render_chat(tokenizer, given[:3], calls_only, {"reasoning_effort": "minimal"})
     thought = f"<|channel|>analysis<|message|>I think.\n\n{given[1]['content']}<|end|>"
     assert "Reasoning: low" in text

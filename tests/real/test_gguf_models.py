@@ -20,7 +20,7 @@ import pytest
 
 from tests.models.support import import_references
 from tests.server.running_server import RunningServer
-from tests.support import as_numpy
+from tests.support import as_numpy, function_tool, object_schema
 from tiny_llm import LLM, SamplingParams, load_weights
 from tiny_llm.engine.execution.paged_model import Span, ragged_batch
 from tiny_llm.kernels.prepack import copy_tree, row_major_layer
@@ -80,7 +80,7 @@ MODELS = {
             "tie_word_embeddings": True,
         },
         adapt_llama,
-        num_chunks=4,
+        num_chunks=20,
         limits={"16 bits": 0.001, "int8 KV": 0.004, "8-bit activations": 0.008, "both": 0.01},
         ranks=3,
         answer="The capital of France is Paris.",
@@ -102,7 +102,7 @@ MODELS = {
             "sliding_window": 512,
         },
         lambda name, weight: weight - 1 if "norm" in name else weight,
-        num_chunks=1,
+        num_chunks=2,
         limits={"16 bits": 0.001, "int8 KV": 0.02, "8-bit activations": 0.008, "both": 0.02},
         ranks=2,
         answer="What is the capital of France?",
@@ -331,6 +331,7 @@ def test_tokens_are_the_same_with_pages_from_disk(model, prompts, alone, tmp_pat
     assert outputs[0].num_cached_tokens > 300
 
 
+@pytest.mark.slow
 def test_ranks(real, file, alone, prompts):
     """SmolLM2 has nine query heads, which two ranks cannot share."""
     program = f"""
@@ -374,27 +375,20 @@ def test_chat(real, client):
     assert choice.finish_reason == real.finish_reason
 
 
+CITY = {"type": "string", "maxLength": 20}
+
+
 def test_json_schema(real, client):
     if real.finish_reason == "length":
         pytest.skip("not tuned to chat: it fills the object with spaces")
-    schema = {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 20}, "rank": {"type": "integer"}},
-        "required": ["city", "rank"],
-        "additionalProperties": False,
-    }
+    schema = object_schema(city=CITY, rank={"type": "integer"}) | {"additionalProperties": False}
     response_format = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
     choice = ask(client, "Name a large city as JSON.", response_format=response_format)
     assert json.loads(choice.message.content).keys() == {"city", "rank"}
 
 
 def test_required_tool(client):
-    parameters = {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 20}},
-        "required": ["city"],
-    }
-    tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
+    tool = function_tool("get_weather", object_schema(city=CITY))
     options = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
     (call,) = ask(client, "What is the weather in Paris?", **options).message.tool_calls
     assert call.function.name == "get_weather"

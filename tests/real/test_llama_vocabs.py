@@ -8,6 +8,7 @@ import pytest
 
 from tiny_llm.models.gguf.reader import open_gguf
 from tiny_llm.models.gguf.tokenizer import gguf_tokenizer
+from tiny_llm.models.tokenizer.loader import open_tokenizer
 
 SEPARATOR = "\n__ggml_vocab_test__\n"
 VOCABULARIES = (
@@ -16,10 +17,18 @@ VOCABULARIES = (
 )
 
 
-@pytest.mark.parametrize("name", VOCABULARIES)
+# Official tokenizers with the same ids.
+OFFICIAL = {"qwen2": "tokenizer-qwen3", "llama-bpe": "tokenizer-llama3"}
+
+
+@pytest.mark.parametrize("name", [*VOCABULARIES, *OFFICIAL.values()])
 def test_token_ids(artifact: Callable[[str], Path], name: str) -> None:
-    file = artifact("llama-vocabs") / f"ggml-vocab-{name}.gguf"
-    tokenizer = gguf_tokenizer(open_gguf(file))
+    vocabulary = next((key for key, value in OFFICIAL.items() if value == name), name)
+    file = artifact("llama-vocabs") / f"ggml-vocab-{vocabulary}.gguf"
+    is_official = name in OFFICIAL.values()
+    tokenizer = (
+        open_tokenizer(artifact(name), {}) if is_official else gguf_tokenizer(open_gguf(file))
+    )
     texts = file.with_suffix(".gguf.inp").read_text(encoding="utf-8").split(SEPARATOR)
     expected = file.with_suffix(".gguf.out").read_text().split("\n")
     assert len(texts) > 40

@@ -5,6 +5,7 @@ import json
 import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gguf
 import mlx.core as mx
@@ -18,7 +19,7 @@ from tiny_llm.models.gguf.tokenizer import gguf_tokenizer
 from tiny_llm.models.tokenizer.loader import open_tokenizer
 from tools.real_artifacts import TOKENIZERS
 
-NUM_TEXTS = 2000
+NUM_TEXTS = 2000  # with --exhaustive; otherwise a quarter of them
 EXAMPLE = "Hello  world\n\n 3.14"
 
 # First and last code points of scripts and symbols.
@@ -31,8 +32,13 @@ SPACES = (" ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", " \n", "\u00a0", "\u2028
 WORDS = ("don't", "I'LL", "naïve", "3.14", "1,000,000", "x_1", "http://a.b/c?d=1", "<|im_end|>")
 
 
+@pytest.fixture(scope="module")
+def texts(exhaustive: bool) -> list[str]:
+    return all_texts()[:: 1 if exhaustive else 4]
+
+
 @cache
-def texts() -> list[str]:
+def all_texts() -> list[str]:
     """Generated texts, and passages of the standard library's code."""
     random_ = random.Random(0)
     made = [EXAMPLE, "", " ", "a\0b", "\0", *(chr(code) for code in range(32))]
@@ -61,15 +67,15 @@ def texts() -> list[str]:
     return made
 
 
-def check_texts(folder: Path) -> None:
+def check_texts(folder: Path, texts: list[str]) -> None:
     """Compares encoding, decoding and streaming with raw `tokenizers`."""
     ours, raw = open_tokenizer(folder, {}), load_raw(folder)
     # SmolLM2's vocabulary lacks some control characters.
     bytes_of = {ours.token_bytes(token) for token in range(len(ours))}
     is_lossless = raw.normalizer is None and bytes_of >= {bytes([byte]) for byte in range(128)}
-    expected = raw.encode_batch(texts(), add_special_tokens=False)
+    expected = raw.encode_batch(texts, add_special_tokens=False)
     strips = ours.detokenizer._strips_space
-    for text, encoding in zip(texts(), expected, strict=True):
+    for text, encoding in zip(texts, expected, strict=True):
         ids = ours.encode(text, add_special_tokens=False)
         assert ids == encoding.ids, f"{text!r}: ids differ from tokenizer.json's"
         decoded = ours.decode(ids)
@@ -89,23 +95,22 @@ def load_raw(folder: Path) -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_ids_are_those_of_tokenizer_json(name):
-    check_texts(artifact_folder(f"tokenizer-{name}"))
+def test_ids_are_those_of_tokenizer_json(name, texts):
+    check_texts(artifact_folder(f"tokenizer-{name}"), texts)
 
 
 @pytest.mark.parametrize("name", ["GPT2Tokenizer", "GPT2TokenizerFast", "CodeGenTokenizerFast"])
-def test_tokenizer_class_is_ignored(name, tmp_path):
+def test_tokenizer_class_is_ignored(name, tmp_path, texts):
     """Of these classes, `transformers` replaces the pre-tokenizer."""
     folder = artifact_folder("tokenizer-qwen3")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps(settings | {"tokenizer_class": name})
-    )
+    settings["tokenizer_class"] = name
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "tokenizer.json").symlink_to(folder / "tokenizer.json")
-    check_texts(tmp_path)
+    check_texts(tmp_path, texts[::5])
 
 
-def test_smollm2(tmp_path):
+def test_smollm2(tmp_path, texts):
     """SmolLM2's tokenizer.json, rebuilt from the metadata of its GGUF file."""
     (file,) = artifact_folder("smollm2").iterdir()
     _, metadata = mx.load(str(file), return_metadata=True)  # type: ignore[misc]
@@ -114,41 +119,36 @@ def test_smollm2(tmp_path):
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     model = tokenizers.models.BPE({token: i for i, token in enumerate(tokens)}, merges)
     tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-        [
-            tokenizers.pre_tokenizers.Digits(individual_digits=True),
-            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
+    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, byte_level])
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [
-            token
-            for token, kind in zip(
-                tokens, metadata["tokenizer.ggml.token_type"].tolist(), strict=True
-            )
-            if kind == 3
-        ]
-    )
+    kinds = metadata["tokenizer.ggml.token_type"].tolist()
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3]
+    tokenizer.add_special_tokens(special)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    check_texts(tmp_path)
+    check_texts(tmp_path, texts)
     ids = open_tokenizer(tmp_path, {}).encode(EXAMPLE)
     assert ids[2:4] == [905, 8866], "llama.cpp: a double line break is one token"
 
 
-def test_gemma3_from_gguf(tmp_path):
+def assert_same_ids(ours: Any, raw: tokenizers.Tokenizer, texts: list[str]) -> None:
+    for text, encoding in zip(texts, raw.encode_batch(texts), strict=True):
+        assert ours.encode(text) == encoding.ids, repr(text)
+
+
+def test_gemma3_from_gguf(tmp_path, texts):
     """Gemma 3's tokenizer, rebuilt from its GGUF file. llama.cpp has the same ids."""
     file = tmp_path / "gemma3.gguf"
     parts = [next(artifact_folder(f"gemma3-part{part}").iterdir()) for part in range(1, 5)]
     file.write_bytes(b"".join(part.read_bytes() for part in parts))
     ours, raw = gguf_tokenizer(open_gguf(file)), load_raw(artifact_folder("tokenizer-gemma3"))
-    for text, encoding in zip(texts(), raw.encode_batch(texts()), strict=True):
-        assert ours.encode(text) == encoding.ids, repr(text)
+    assert_same_ids(ours, raw, texts)
 
 
-def test_gpt_oss_from_gguf(tmp_path):
+def test_gpt_oss_from_gguf(tmp_path, texts):
     """gpt-oss's tokenizer, rebuilt from metadata as llama.cpp's converter writes it."""
     folder = artifact_folder("tokenizer-gptoss")
     raw, model = load_raw(folder), json.loads((folder / "tokenizer.json").read_text())["model"]
@@ -164,20 +164,6 @@ def test_gpt_oss_from_gguf(tmp_path):
     writer.write_kv_data_to_file()
     writer.close()
     ours = gguf_tokenizer(open_gguf(tmp_path / "model.gguf"))
-    for text, encoding in zip(texts(), raw.encode_batch(texts()), strict=True):
-        assert ours.encode(text) == encoding.ids, repr(text)
+    assert_same_ids(ours, raw, texts)
     ends = {ours.decode([token]) for token in ours.eos_token_ids}
     assert ends == {"<|return|>", "<|call|>", "<|endoftext|>"}
-
-
-@pytest.mark.parametrize(("name", "vocabulary"), [("qwen3", "qwen2"), ("llama3", "llama-bpe")])
-def test_ids_are_those_of_llama_cpp(name, vocabulary):
-    vectors = artifact_folder("llama-vocabs") / f"ggml-vocab-{vocabulary}.gguf"
-    inputs = Path(f"{vectors}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
-    lines = Path(f"{vectors}.out").read_text().splitlines()
-    tokenizer = open_tokenizer(artifact_folder(f"tokenizer-{name}"), {})
-    assert len(lines) > 40
-    for text, line in zip(inputs, lines, strict=False):
-        assert tokenizer.encode(text, add_special_tokens=False) == list(map(int, line.split())), (
-            f"{text!r}"
-        )

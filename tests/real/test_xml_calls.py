@@ -7,6 +7,7 @@ import pytest
 import tokenizers
 
 from tests.engine.tool_calls.support import parse, parsed_arguments
+from tests.support import function_tool, object_schema
 from tiny_llm import ToolCalls
 from tiny_llm.engine.inputs.chat_template import render_chat
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
@@ -16,17 +17,10 @@ from tiny_llm.models.tokenizer.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance")
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "path": {"type": "string"},
-        "text": {"type": "string"},
-        "count": {"type": "integer"},
-        "note": {"type": "string"},
-    },
-    "required": ["path", "text"],
-}
-TOOL = {"type": "function", "function": {"name": "edit", "description": "", "parameters": SCHEMA}}
+STRING = {"type": "string"}
+PROPERTIES = {"path": STRING, "text": STRING, "count": {"type": "integer"}, "note": STRING}
+SCHEMA = {**object_schema(**PROPERTIES), "required": ["path", "text"]}
+TOOL = function_tool("edit", SCHEMA, description="")
 TEXTS = [
     "a\n</parameter>\nb",
     "a\n</parameter>\n<parameter=new_string>\nb\n</parameter>\n",
@@ -35,19 +29,20 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["Qwen3-Coder", "Qwen3.5-4B"])
-def model(request, artifact):
-    """(tokenizer with the template, its grammar compiler)."""
-    file, templates = artifact("tokenizer-qwen3") / "tokenizer.json", artifact("chat-templates")
+@pytest.fixture(scope="module")
+def model(artifact):
+    """(tokenizer, its grammar compiler)."""
+    file = artifact("tokenizer-qwen3") / "tokenizer.json"
     backend = tokenizers.Tokenizer.from_file(os.fspath(file))
-    tokenizer = Tokenizer(templates, backend, {}, {151645})
-    tokenizer.chat_template = (templates / f"{request.param}.jinja").read_text()
+    tokenizer = Tokenizer(artifact("chat-templates"), backend, {}, {151645})
     return tokenizer, GrammarCompiler(tokenizer, len(tokenizer))
 
 
+@pytest.mark.parametrize("template", ["Qwen3-Coder", "Qwen3.5-4B"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_calls_of_the_template(model, text):
+def test_calls_of_the_template(model, artifact, template, text):
     tokenizer, compiler = model
+    tokenizer.chat_template = (artifact("chat-templates") / f"{template}.jinja").read_text()
     arguments = {"path": "a.py", "text": text, "note": "x"}
     function = {"name": "edit", "arguments": json.dumps(arguments)}
     call = {"id": "call_1", "type": "function", "function": function}

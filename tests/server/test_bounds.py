@@ -67,9 +67,8 @@ class HealthProbe:
 @pytest.fixture(scope="module")
 def memory_server() -> Iterator[RunningServer]:
     """Server for this file only, because the tests measure its memory."""
-    running = RunningServer("--no-prefix-warmup")
-    yield running
-    assert running.stop() == 0
+    with RunningServer("--no-prefix-warmup") as running:
+        yield running
     log = "".join(running.lines)
     assert "Traceback" not in log, log
 
@@ -151,8 +150,8 @@ def test_shapes_cover_every_endpoint_and_list(memory_server, shapes):
     }
 
 
-def test_every_list_and_object_is_bounded(memory_server):
-    schemas = memory_server.get("/openapi.json").json()["components"]["schemas"]
+def test_every_list_and_object_is_bounded(server):
+    schemas = server.get("/openapi.json").json()["components"]["schemas"]
     requests = {name: s for name, s in schemas.items() if "ValidationError" not in name}
 
     def unbounded(schema: object, path: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.engine.hybrid import KV_BYTES_PER_TOKEN, STATE_BYTES, write_hybrid
 from tests.server.fault_injection import FAULTY_PROMPT
-from tests.server.running_server import RunningServer, eventually
+from tests.server.running_server import RunningServer, eventually, request_bytes
 from tests.support import resident_bytes
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.model_size import model_size
@@ -90,13 +90,10 @@ class Chaos:
             self.finished.append((json.dumps({**body, "stream": False}), output))
 
     async def disconnect(self, client, rng) -> None:
-        content = json.dumps({**self.body(rng, rng.random() < 0.5), "max_tokens": 400}).encode()
+        body = {**self.body(rng, rng.random() < 0.5), "max_tokens": 400}
         host, port = self.server.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
-        )
+        writer.write(request_bytes("/v1/completions", body))
         await asyncio.sleep(rng.choice((0, 0.01, 0.1, 0.3)))
         if rng.random() < 0.5:  # RST
             connection = writer.get_extra_info("socket")
@@ -117,17 +114,8 @@ class Chaos:
             self.record_stream(body, text)
 
     async def send_invalid(self, client, rng) -> None:
-        content = rng.choice(
-            (
-                b"",
-                b"{",
-                b"null",
-                b'{"prompt": 5}',
-                b"[" * 5000,
-                bytes(range(256)),
-                b'{"prompt": "\\ud800"}',
-            )
-        )
+        contents = (b"", b"{", b"null", b'{"prompt": 5}', b"[" * 5000, bytes(range(256)))
+        content = rng.choice((*contents, b'{"prompt": "\\ud800"}'))
         path = rng.choice(("/v1/completions", "/v1/chat/completions", "/v1/messages"))
         headers = {"content-type": "application/json"}
         response = await client.post(path, content=content, headers=headers)
@@ -157,18 +145,20 @@ def run_chaos(count: int, seed: int, *flags: str, models: Sequence[str] = ("demo
     return memory
 
 
-@pytest.mark.slow
-def test_60_clients():
-    run_chaos(60, 1)
+def hybrid(folder: Path, *flags: str) -> tuple[str, ...]:
+    """Flags for a hybrid model."""
+    return ("--model", str(write_hybrid(folder / "hybrid", mtp=True)), *flags)
 
 
-@pytest.mark.slow
-def test_60_clients_of_a_hybrid_model(tmp_path):
-    run_chaos(60, 6, "--model", str(write_hybrid(tmp_path / "model")))
+def few_states(folder: Path, *flags: str) -> tuple[str, ...]:
+    """Flags for a hybrid model with memory for few states."""
+    memory = 2_000 * KV_BYTES_PER_TOKEN + 5 * STATE_BYTES
+    memory *= 8 if "--draft-model" in flags else 1
+    return hybrid(folder, "--kv-cache-bytes", str(memory), *flags)
 
 
 def two_models(folder: Path, *flags: str) -> tuple[str, ...]:
-    """Flags for the demo and a hybrid model, with memory for only one of them."""
+    """Flags for the demo and a hybrid model that evict each other."""
     other = write_hybrid(folder / "hybrid")
     kv_bytes = 8_000_000
     memory = kv_bytes + max(model_size(other).weight_bytes, model_size(TARGET_PATH).weight_bytes)
@@ -176,38 +166,30 @@ def two_models(folder: Path, *flags: str) -> tuple[str, ...]:
     return ("--model", "demo", "--model", str(other), *limits, *flags)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--idle-unload", "0.3"), ("--speculative", "ngram")])
-def test_150_clients_of_two_models_that_evict_each_other(tmp_path, flags):
-    run_chaos(150, 8, *two_models(tmp_path, *flags), models=("demo", "hybrid"))
-
-
-@pytest.mark.slow
-def test_40_clients_of_two_models_that_evict_each_other(tmp_path):
-    run_chaos(40, 9, *two_models(tmp_path), models=("demo", "hybrid"))
+def demo(folder: Path, *flags: str) -> tuple[str, ...]:
+    return flags
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags",
-    [(), ("--speculative", "ngram"), ("--speculative", "mtp"), ("--draft-model", "demo-draft")],
+    ("count", "models", "flags"),
+    [
+        (60, demo, ()),
+        (60, hybrid, ()),
+        (150, two_models, ()),
+        (150, two_models, ("--idle-unload", "0.3")),
+        (150, two_models, ("--speculative", "ngram")),
+        (500, few_states, ()),
+        (500, few_states, ("--speculative", "ngram")),
+        (500, few_states, ("--speculative", "mtp")),
+        (500, few_states, ("--draft-model", "demo-draft")),
+        (500, demo, ("--kv-cache-bytes", "8000000")),
+        (500, demo, ("--draft-model", "demo-draft")),
+    ],
 )
-def test_500_clients_with_few_state_slots(tmp_path, flags):
-    memory = 2_000 * KV_BYTES_PER_TOKEN + 5 * STATE_BYTES
-    if "--draft-model" in flags:
-        memory *= 8
-    folder = str(write_hybrid(tmp_path / "model", mtp=True))
-    run_chaos(500, 7, "--model", folder, "--kv-cache-bytes", str(memory), *flags)
-
-
-@pytest.mark.slow
-def test_500_clients_with_few_pages():
-    run_chaos(500, 2, "--kv-cache-bytes", "8000000")
-
-
-@pytest.mark.slow
-def test_500_clients_with_draft_tokens():
-    run_chaos(500, 3, "--draft-model", "demo-draft")
+def test_clients(tmp_path, count, models, flags):
+    names = ("demo", "hybrid") if models is two_models else ("demo",)
+    run_chaos(count, 7, *models(tmp_path, *flags), models=names)
 
 
 @pytest.mark.slow

@@ -2,21 +2,167 @@
 
 import json
 
-import anthropic
 import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.server.running_server import RunningServer
+from tests.server.protocols import CHAT, FRANCE, MESSAGES, RESPONSES, Call
 from tiny_llm.server.http.unsupported import FIELD_REASONS
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": FRANCE}]
 PNG = "data:image/png;base64,iVBORw0KGgo="
 IMAGE = {"type": "image_url", "image_url": {"url": PNG}}
 SOURCE = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
-PLACEHOLDER = "[image omitted: this model reads text only]"
-CHAT = {"model": "demo", "max_tokens": 4, "reasoning_effort": "none"}
-ECHO = {**CHAT, "extra_body": {"return_token_ids": True}}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+TEXT = {"type": "text", "media_type": "text/plain", "data": "Paris"}
+SEARCH_RESULT = {
+    "type": "search_result",
+    "source": "https://a.example",
+    "title": "Capitals",
+    "content": [{"type": "text", "text": "Paris"}],
+    "citations": {"enabled": True},
+}
+
+
+def omitted(medium):
+    return f"[{medium} omitted: this model reads text only]"
+
+
+def part(kind, **fields):
+    return {"type": kind, **fields}
+
+
+def user(*parts):
+    return {"role": "user", "content": list(parts)}
+
+
+def assistant(**fields):
+    return {"role": "assistant", **fields}
+
+
+def history(protocol, result, arguments="{}"):
+    """A question, a tool call and its result."""
+    if protocol is CHAT:
+        function = {"name": "capital", "arguments": arguments}
+        call = assistant(tool_calls=[part("function", id="c", function=function)])
+    elif protocol is RESPONSES:
+        call = part("function_call", call_id="c", name="capital", arguments=arguments)
+    else:
+        call = assistant(content=[part("tool_use", id="c", name="capital", input={})])
+    return [*QUESTION, call, protocol.result(Call("c", "capital", {}), result)]
+
+
+def read(beside):
+    """Claude Code sends a PDF file beside the result of the tool that read it."""
+    messages = history(MESSAGES, "read")
+    messages[-1]["content"].append(beside)
+    return messages
+
+
+def thought(**fields):
+    text = part("text", text="Paris.")
+    return [*QUESTION, assistant(content=[*([fields] if fields else ()), text]), *QUESTION]
+
+
+# Conversations with the same prompt.
+SAME_PROMPT = [
+    (CHAT, history(CHAT, "Paris", ""), history(CHAT, "Paris")),
+    (RESPONSES, history(RESPONSES, "Paris", ""), history(RESPONSES, "Paris")),
+    (
+        MESSAGES,
+        history(MESSAGES, [SEARCH_RESULT]),
+        history(MESSAGES, "Capitals\nhttps://a.example\nParis"),
+    ),
+    # Media in tool results
+    (CHAT, history(CHAT, [IMAGE]), history(CHAT, omitted("image"))),
+    *(
+        (
+            CHAT,
+            history(CHAT, [{"type": kind, kind: {"data": "JVBERi0="}}]),
+            history(CHAT, omitted(medium)),
+        )
+        for kind, medium in (("input_audio", "audio"), ("file", "document"))
+    ),
+    (
+        RESPONSES,
+        history(RESPONSES, [part("input_image", image_url=PNG)]),
+        history(RESPONSES, omitted("image")),
+    ),
+    (
+        MESSAGES,
+        history(MESSAGES, [part("image", source=SOURCE)]),
+        history(MESSAGES, omitted("image")),
+    ),
+    (
+        MESSAGES,
+        history(MESSAGES, [part("document", source=PDF)]),
+        history(MESSAGES, omitted("document")),
+    ),
+    (MESSAGES, history(MESSAGES, [part("document", source=TEXT)]), history(MESSAGES, "Paris")),
+    (
+        MESSAGES,
+        read(part("document", source=PDF)),
+        read(part("text", text=omitted("document"))),
+    ),
+    # Empty contents
+    *(
+        (
+            CHAT,
+            [*history(CHAT, "Paris"), {**message, "content": None}, *QUESTION],
+            [*history(CHAT, "Paris"), {**message, "content": ""}, *QUESTION],
+        )
+        for message in (assistant(), {"role": "tool", "tool_call_id": "c"})
+    ),
+    (MESSAGES, thought(type="redacted_thinking", data="x"), thought()),
+]
+
+
+@pytest.mark.parametrize(("protocol", "messages", "same"), SAME_PROMPT)
+def test_same_prompt(server, protocol, messages, same):
+    def prompt(messages):
+        if protocol is not CHAT:
+            return protocol.count(server, messages)
+        return CHAT.ask(server, messages, max_tokens=1, return_token_ids=True).raw.prompt_token_ids
+
+    assert prompt(messages) == prompt(same)
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        (history(CHAT, "Paris", ""), '{"name": "capital", "arguments": {}}'),
+        ([*QUESTION, assistant(content=None, refusal="Never."), *QUESTION], "assistant\nNever."),
+        (
+            [*QUESTION, assistant(content=[part("refusal", refusal="No.")]), *QUESTION],
+            "assistant\nNo.",
+        ),
+        (
+            [
+                user(
+                    part("text", text="One.", cache_control={"type": "ephemeral"}),
+                    part("input_text", text="Two."),
+                )
+            ],
+            "user\nOne.\nTwo.<|im_end|>",
+        ),
+        ([{"role": "developer", "content": "Be brief."}, *QUESTION], "system\nBe brief."),
+        (
+            history(CHAT, [part("text", text="Seen:"), IMAGE]),
+            f"Seen:\n{omitted('image')}",
+        ),
+    ],
+)
+def test_prompt(server, messages, text):
+    ids = CHAT.ask(server, messages, max_tokens=1, return_token_ids=True).raw.prompt_token_ids
+    assert text in server.post("/detokenize", {"tokens": ids}).json()["prompt"]
+    if "omitted" in text:
+        server.wait_for("WARNING each image in a tool result is replaced with text")
+
+
+def test_documents_and_search_results_of_users(server):
+    document = part("document", source=TEXT, title="Rome")
+    assert MESSAGES.count(server, thought(**document)) > MESSAGES.count(server, thought())
+    assert MESSAGES.ask(server, [user(SEARCH_RESULT)], max_tokens=1).raw.content
 
 
 class City(BaseModel):
@@ -25,251 +171,63 @@ class City(BaseModel):
     city: str
 
 
-def tool_call_history(arguments: str) -> list[dict]:
-    function = {"name": "capital", "arguments": arguments}
-    return [
-        *QUESTION,
-        {
-            "role": "assistant",
-            "tool_calls": [{"id": "c", "type": "function", "function": function}],
-        },
-        {"role": "tool", "tool_call_id": "c", "content": "Paris"},
-    ]
-
-
-def prompt(server: RunningServer, response) -> str:
-    """Decodes the prompt of a chat completion with `return_token_ids`."""
-    return server.post("/detokenize", {"tokens": response.prompt_token_ids}).json()["prompt"]
-
-
-def test_empty_arguments_in_history_are_an_empty_object(server, client):
-    empty = client.chat.completions.create(**ECHO, messages=tool_call_history(""))
-    assert '{"name": "capital", "arguments": {}}' in prompt(server, empty)
-    same = client.chat.completions.create(**ECHO, messages=tool_call_history("{}"))
-    assert empty.prompt_token_ids == same.prompt_token_ids
-    function = {"type": "function_call", "call_id": "c", "name": "capital", "arguments": ""}
-    result = {"type": "function_call_output", "call_id": "c", "output": "Paris"}
-    counted = client.responses.input_tokens.count(model="demo", input=[*QUESTION, function, result])
-    with_braces = {**function, "arguments": "{}"}
-    expected = client.responses.input_tokens.count(
-        model="demo", input=[*QUESTION, with_braces, result]
-    )
-    assert counted.input_tokens == expected.input_tokens
-
-
 def test_parsed_messages_can_be_sent_back(server, client):
     tool = openai.pydantic_function_tool(City)
-    body = {"model": "demo", "messages": QUESTION, "reasoning_effort": "none"}
-    answer = client.chat.completions.parse(**body, response_format=City, max_tokens=30)
-    called = client.chat.completions.parse(
-        **body, tools=[tool], tool_choice="required", parallel_tool_calls=False
-    )
-    messages = [answer.choices[0].message, called.choices[0].message]
-    [function] = [call.function for call in messages[1].tool_calls]
-    assert isinstance(messages[0].parsed, City)
-    assert isinstance(function.parsed_arguments, City)
-    result = {"role": "tool", "tool_call_id": messages[1].tool_calls[0].id, "content": "ok"}
-    history = [*QUESTION, messages[0], *QUESTION, messages[1], result]
-    client.chat.completions.create(**CHAT, messages=history)
+    parse = client.chat.completions.parse
+    answer = parse(**CHAT.body(), response_format=City, max_tokens=30).choices[0].message
+    choice = {"tool_choice": "required", "parallel_tool_calls": False}
+    called = parse(**CHAT.body(), tools=[tool], **choice).choices[0].message
+    [call] = called.tool_calls
+    assert isinstance(answer.parsed, City)
+    assert isinstance(call.function.parsed_arguments, City)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "ok"}
+    CHAT.ask(server, [*QUESTION, answer, *QUESTION, called, result], max_tokens=4)
     # Frameworks store messages as dictionaries, including fields that the client library adds.
-    dumped = [message.model_dump(warnings=False) for message in messages]
-    assert "parsed" in dumped[0]
-    assert "parsed_arguments" in dumped[1]["tool_calls"][0]["function"]
-    again = client.chat.completions.create(
-        **ECHO, messages=[*QUESTION, dumped[0], *QUESTION, dumped[1], result]
-    )
-    assert "parsed" not in prompt(server, again)
-
-
-def test_refusal_message_is_text(server, client):
-    history = [*QUESTION, {"role": "assistant", "content": None, "refusal": "Never."}, *QUESTION]
-    response = client.chat.completions.create(**ECHO, messages=history)
-    assert "assistant\nNever." in prompt(server, response)
-
-
-def test_text_parts(server, client):
-    parts = [
-        {"type": "text", "text": "One.", "cache_control": {"type": "ephemeral"}},
-        {"type": "input_text", "text": "Two."},
-    ]
-    response = client.chat.completions.create(**ECHO, messages=[{"role": "user", "content": parts}])
-    assert "user\nOne.\nTwo.<|im_end|>" in prompt(server, response)
-
-
-def test_search_results_are_text(server, claude):
-    result = {
-        "type": "search_result",
-        "source": "https://a.example",
-        "title": "Capitals",
-        "content": [{"type": "text", "text": "Paris"}],
-        "citations": {"enabled": True},
-    }
-    use = {"type": "tool_use", "id": "t", "name": "search", "input": {}}
-    returned = {"type": "tool_result", "tool_use_id": "t", "content": [result]}
-    plain = {**returned, "content": "Capitals\nhttps://a.example\nParis"}
-    counts = []
-    for block in (returned, plain):
-        history = [
-            *QUESTION,
-            {"role": "assistant", "content": [use]},
-            {"role": "user", "content": [block]},
-        ]
-        counts.append(claude.messages.count_tokens(model="demo", messages=history).input_tokens)
-    assert counts[0] == counts[1]
-    user_messages = [{"role": "user", "content": [result]}]
-    assert claude.messages.create(model="demo", max_tokens=1, messages=user_messages).content
-
-
-def test_images_of_tool_results_are_replaced(server, client, claude):
-    history = tool_call_history("{}")
-    history[-1]["content"] = [{"type": "text", "text": "Seen:"}, IMAGE]
-    response = client.chat.completions.create(**ECHO, messages=history)
-    assert f"Seen:\n{PLACEHOLDER}" in prompt(server, response)
-    server.wait_for("WARNING each image in a tool result is replaced with text")
-    use = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-    result = {"type": "function_call_output", "call_id": "c"}
-    counts = [
-        client.responses.input_tokens.count(
-            model="demo", input=[*QUESTION, use, {**result, "output": output}]
-        ).input_tokens
-        for output in ([{"type": "input_image", "image_url": PNG}], PLACEHOLDER)
-    ]
-    assert counts[0] == counts[1]
-    use = {
-        "role": "assistant",
-        "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}],
-    }
-    counts = [
-        claude.messages.count_tokens(
-            model="demo",
-            messages=[
-                *QUESTION,
-                use,
-                {
-                    "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": "t", "content": content}],
-                },
-            ],
-        ).input_tokens
-        for content in ([{"type": "image", "source": SOURCE}], PLACEHOLDER)
-    ]
-    assert counts[0] == counts[1]
-
-
-@pytest.mark.parametrize("kind", ["input_audio", "file"])
-def test_media_of_tool_results_are_replaced(server, client, kind):
-    history = tool_call_history("{}")
-    history[-1]["content"] = [{"type": kind, kind: {"data": "JVBERi0="}}]
-    response = client.chat.completions.create(**ECHO, messages=history)
-    medium = {"input_audio": "audio", "file": "document"}[kind]
-    assert f"[{medium} omitted: this model reads text only]" in prompt(server, response)
-
-
-def test_documents_of_tool_results(claude):
-    """Claude Code sends a PDF file beside the result of the tool that read it."""
-    use = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
-    pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
-    text = {"type": "text", "media_type": "text/plain", "data": "Paris"}
-
-    def count(result, *beside):
-        returned = {"type": "tool_result", "tool_use_id": "t", "content": result}
-        calls = {"role": "assistant", "content": [use]}
-        history = [*QUESTION, calls, {"role": "user", "content": [returned, *beside]}]
-        return claude.messages.count_tokens(model="demo", messages=history).input_tokens
-
-    omitted = PLACEHOLDER.replace("image", "document")
-    document = {"type": "document", "source": pdf}
-    assert count([document]) == count(omitted)
-    assert count([{"type": "document", "source": text}]) == count("Paris")
-    assert count("read", document) == count("read", {"type": "text", "text": omitted})
-
-
-@pytest.mark.parametrize("message", [{"role": "assistant"}, {"role": "tool", "tool_call_id": "c"}])
-def test_null_content_is_empty(client, message):
-    tokens = [
-        client.chat.completions.create(
-            **ECHO, messages=[*tool_call_history("{}"), {**message, "content": content}, *QUESTION]
-        ).prompt_token_ids
-        for content in (None, "")
-    ]
-    assert tokens[0] == tokens[1]
+    answer, called = (message.model_dump(warnings=False) for message in (answer, called))
+    assert "parsed" in answer
+    assert "parsed_arguments" in called["tool_calls"][0]["function"]
+    messages = [*QUESTION, answer, *QUESTION, called, result]
+    ids = CHAT.ask(server, messages, max_tokens=4, return_token_ids=True).raw.prompt_token_ids
+    assert "parsed" not in server.post("/detokenize", {"tokens": ids}).json()["prompt"]
 
 
 def test_null_means_not_set(server):
-    body = {"messages": QUESTION, "max_tokens": 1, "logprobs": False, "top_logprobs": 0}
-    nulls = dict.fromkeys(FIELD_REASONS)
-    for path in ("/v1/chat/completions", "/v1/messages"):
-        fields = body if "chat" in path else {"messages": QUESTION, "max_tokens": 1}
-        assert server.post(path, {**nulls, **fields}).status_code == 200
-    empty = {**fields, "tools": [], "tool_choice": {"type": "auto"}}
-    assert server.post("/v1/messages", empty).status_code == 200
+    nulls = dict.fromkeys(FIELD_REASONS) | {"logprobs": False, "top_logprobs": 0}
+    tools = {"tools": [], "tool_choice": {"type": "auto"}}
+    for protocol, fields in (
+        (CHAT, nulls),
+        (MESSAGES, dict.fromkeys(FIELD_REASONS)),
+        (MESSAGES, tools),
+    ):
+        body = {**fields, **protocol.body(max_tokens=1)}
+        assert server.post(protocol.path, body).status_code == 200
 
 
-def test_images_of_users_are_rejected(client, claude):
-    with pytest.raises(openai.BadRequestError, match="'image_url'; this model accepts text only"):
-        client.chat.completions.create(**CHAT, messages=[{"role": "user", "content": [IMAGE]}])
-    image = {"type": "input_image", "image_url": PNG}
-    with pytest.raises(openai.BadRequestError, match="the model accepts text only"):
-        client.responses.create(model="demo", input=[{"role": "user", "content": [image]}])
-    image = {"type": "image", "source": SOURCE}
-    with pytest.raises(anthropic.BadRequestError, match="'image'; this model accepts text only"):
-        claude.messages.create(
-            model="demo", max_tokens=1, messages=[{"role": "user", "content": [image]}]
-        )
-
-
-def test_stop_token_ids_beyond_the_vocabulary_have_no_effect(client):
-    plain = client.chat.completions.create(**CHAT, messages=QUESTION, temperature=0)
-    ignored_fields = {
-        "stop_token_ids": [128009, 2**40],
-        "min_tokens": 2,
-        "skip_special_tokens": True,
-    }
-    other = client.chat.completions.create(
-        **CHAT, messages=QUESTION, temperature=0, extra_body=ignored_fields
-    )
-    assert other.choices[0].message.content == plain.choices[0].message.content
+def test_stop_token_ids_beyond_the_vocabulary_have_no_effect(server):
+    no_effect = {"stop_token_ids": [128009, 2**40], "min_tokens": 2, "skip_special_tokens": True}
+    plain, other = (CHAT.ask(server, temperature=0, **fields) for fields in ({}, no_effect))
+    assert other.text == plain.text
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stop_strings_do_not_match_in_reasoning(client, stream):
-    body = {"model": "demo", "messages": QUESTION, "reasoning_effort": "high", "temperature": 0}
-    full = client.chat.completions.create(**body).choices[0].message
-    assert "France" in full.reasoning_content
-    assert "France" in full.content
-    response = client.chat.completions.create(**body, stop=["France"], stream=stream)
-    if stream:
-        deltas = [chunk.choices[0].delta for chunk in response]
-        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
-        content = "".join(delta.content or "" for delta in deltas)
-    else:
-        message = response.choices[0].message
-        reasoning, content = message.reasoning_content, message.content
-    assert reasoning == full.reasoning_content
-    assert content == full.content.partition("France")[0]
+def test_stop_strings_do_not_match_in_reasoning(server, stream):
+    body = {"effort": "high", "temperature": 0}
+    full = CHAT.ask(server, **body)
+    assert "France" in full.reasoning
+    assert "France" in full.text
+    stopped = CHAT.ask(server, **body, stop=["France"], stream=stream)
+    assert stopped.reasoning == full.reasoning
+    assert stopped.text == full.text.partition("France")[0]
 
 
-def test_verbosity_is_echoed(client):
-    response = client.responses.create(
-        model="demo", input="Hello", max_output_tokens=2, text={"verbosity": "low"}
-    )
-    assert response.text.verbosity == "low"
+def test_verbosity_is_echoed(server):
+    answer = RESPONSES.ask(server, max_tokens=2, text={"verbosity": "low"})
+    assert answer.raw.text.verbosity == "low"
 
 
 def test_messages_output_format_and_mcp_servers(claude):
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
-    output_format = {"type": "json_schema", "schema": schema}
-    body = {"model": "demo", "max_tokens": 30, "messages": QUESTION}
-    answer = claude.beta.messages.create(
-        **body, mcp_servers=[], extra_body={"output_format": output_format}
-    )
+    extra = {"output_format": {"type": "json_schema", "schema": schema}}
+    body = MESSAGES.body(max_tokens=30)
+    answer = claude.beta.messages.create(**body, mcp_servers=[], extra_body=extra)
     assert json.loads(answer.content[0].text) == {"a": 1}
-    with pytest.raises(anthropic.BadRequestError, match="output_format and output_config.format"):
-        claude.messages.create(
-            **body,
-            output_config={"format": output_format},
-            extra_body={"output_format": output_format},
-        )
-    server = {"type": "url", "name": "a", "url": "https://a.example"}
-    with pytest.raises(anthropic.BadRequestError, match="this server does not run tools"):
-        claude.beta.messages.create(**body, mcp_servers=[server])

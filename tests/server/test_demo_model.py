@@ -6,52 +6,25 @@ trained to call the right tool with the user's arguments.
 
 import json
 
-import openai
 import pytest
 
+from tests.server.protocols import CHAT, FRANCE, PARIS
 from tests.server.running_server import RunningServer
+from tests.support import object_schema
 
 WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather in a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-        },
-    },
+    "name": "get_weather",
+    "description": "Get the weather in a city.",
+    "parameters": object_schema(city={"type": "string"}),
 }
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
-    },
-}
+NUMBERS = object_schema(a={"type": "integer"}, b={"type": "integer"})
+ADD = {"name": "add", "description": "Adds two numbers.", "parameters": NUMBERS}
+TOOLS = [WEATHER, ADD]
+NAIROBI = "What is the weather in Nairobi?"
 
 
-def complete(client, question, model="demo", **body):
-    """Sends a question or a list of messages; returns the completion."""
-    messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
-    return client.chat.completions.create(
-        model=model, messages=messages, reasoning_effort="none", temperature=0, **body
-    )
-
-
-def ask(client, question, **body):
-    return complete(client, question, **body).choices[0].message
-
-
-def tool_call(message):
-    (call,) = message.tool_calls
-    return call.function.name, json.loads(call.function.arguments)
+def calls(answer):
+    return [(call.name, call.arguments) for call in answer.calls]
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
@@ -63,43 +36,37 @@ def tool_call(message):
         ("What is 17 + 25?", ("add", {"a": 17, "b": 25})),
     ],
 )
-def test_right_tool_is_called_with_the_users_arguments(client, question, expected, choice):
-    message = ask(client, question, tools=[WEATHER, ADD], tool_choice=choice)
-    assert tool_call(message) == expected
+def test_right_tool_is_called_with_the_users_arguments(server, question, expected, choice):
+    assert calls(CHAT.ask(server, question, TOOLS, choice, temperature=0)) == [expected]
 
 
-def test_unrelated_question_calls_no_tool(client):
-    message = ask(client, "What is the capital of France?", tools=[WEATHER, ADD])
-    assert not message.tool_calls
-    assert message.content == "The capital of France is Paris."
+def test_unrelated_question_calls_no_tool(server):
+    answer = CHAT.ask(server, FRANCE, TOOLS, temperature=0)
+    assert (answer.calls, answer.text) == ([], PARIS)
 
 
-def test_second_turn_uses_the_tool_result(client):
-    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
-    call = ask(client, messages, tools=[WEATHER])
-    messages += [
-        call.model_dump(exclude_none=True),
-        {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "sunny, 21 degrees"},
-    ]
-    message = ask(client, messages, tools=[WEATHER])
-    assert message.content == "The weather in Paris is sunny, 21 degrees."
+def ask_twice(server, **body):
+    """Asks for the weather and returns its result; yields both answers."""
+    question = {"role": "user", "content": NAIROBI}
+    first = CHAT.ask(server, [question], TOOLS, temperature=0, **body)
+    assert calls(first) == [("get_weather", {"city": "Nairobi"})]
+    result = CHAT.result(first.calls[0], "sunny, 21 degrees")
+    second = CHAT.ask(server, [question, *first.turn, result], TOOLS, temperature=0, **body)
+    assert second.text == "The weather in Nairobi is sunny, 21 degrees."
+    return first, second
+
+
+def test_second_turn_uses_the_tool_result(server):
+    ask_twice(server)
 
 
 @pytest.mark.slow
 def test_hybrid_model_calls_a_tool_and_hits_the_first_turn():
-    running = RunningServer("--model", "demo-hybrid", "--block-size", "8", "--no-prefix-warmup")
-    client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
-    body = {"model": "demo-hybrid", "tools": [WEATHER, ADD]}
-    question = {"role": "user", "content": "What is the weather in Nairobi?"}
-    first = complete(client, [question], **body)
-    message = first.choices[0].message
-    assert tool_call(message) == ("get_weather", {"city": "Nairobi"})
-    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
-    second = complete(client, [question, message.model_dump(exclude_none=True), result], **body)
-    assert second.choices[0].message.content == "The weather in Nairobi is sunny."
-    cached = second.usage.prompt_tokens_details.cached_tokens
-    assert cached >= first.usage.prompt_tokens - 16 - 8  # all but a page and the generation prompt
-    assert running.stop() == 0
+    flags = ("--model", "demo-hybrid", "--block-size", "8", "--no-prefix-warmup")
+    with RunningServer(*flags) as running:
+        first, second = ask_twice(running, model="demo-hybrid")
+    # All but a page and the generation prompt.
+    assert second.cached_tokens >= first.prompt_tokens - 16 - 8
 
 
 @pytest.mark.parametrize(
@@ -110,16 +77,13 @@ def test_hybrid_model_calls_a_tool_and_hits_the_first_turn():
         ("Answer in JSON: What is the opposite of hot?", {"answer": "cold"}),
     ],
 )
-def test_json_schema_output_content(client, question, expected):
-    schema = {
-        "type": "object",
-        "properties": {key: {"type": "string"} for key in expected},
-        "required": list(expected),
-    }
-    response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    assert json.loads(ask(client, question, response_format=response_format).content) == expected
+def test_json_schema_output_content(server, question, expected):
+    schema = object_schema(**{key: {"type": "string"} for key in expected})
+    answer = CHAT.ask(server, question, schema=schema, temperature=0)
+    assert json.loads(answer.text) == expected
 
 
-def test_json_without_a_grammar(client):
-    text = ask(client, "Extract name and age as JSON: Velna Corford is 34 years old.").content
-    assert json.loads(text) == {"name": "Velna Corford", "age": 34}
+def test_json_without_a_grammar(server):
+    question = "Extract name and age as JSON: Velna Corford is 34 years old."
+    answer = CHAT.ask(server, question, temperature=0)
+    assert json.loads(answer.text) == {"name": "Velna Corford", "age": 34}

@@ -13,26 +13,19 @@ import pytest
 from tests.engine.hybrid import write_hybrid
 from tests.server.fault_injection import FAULTY_PROMPT
 from tests.server.protocol.test_disconnect import connect
-from tests.server.running_server import RunningServer, eventually
+from tests.server.protocols import MESSAGES, PATHS, small_body
+from tests.server.running_server import RunningServer, eventually, read_all
 from tests.support import resident_bytes
-from tiny_llm.cli import serve
 from tiny_llm.cli.serve import ModelArgument, parse_model_argument
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.model_size import model_size
 
 KV_BYTES = 4_000_000
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
-BODY = {
-    "/v1/completions": {"prompt": "RoPE is"},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
-    "/v1/messages": {"messages": [{"role": "user", "content": "Hello"}]},
-    "/v1/responses": {"input": "Hello"},
-}
 
 
 def body(model, path="/v1/completions", **fields):
-    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    return {"model": model, limit: 6, "temperature": 0, **BODY[path], **fields}
+    fields = {"max_tokens": 6, "temperature": 0, **fields}
+    return {**small_body(path, "RoPE is", **fields), "model": model}
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +52,8 @@ def flags(folders, *extra_flags):
 @pytest.fixture(scope="module")
 def server(folders):
     """Server with three models, of which any two fit the memory budget."""
-    running = RunningServer(*flags(folders))
-    yield running
-    assert running.stop() == 0, "".join(running.lines[-60:])
+    with RunningServer(*flags(folders)) as running:
+        yield running
 
 
 def values(metric, text):
@@ -70,9 +62,6 @@ def values(metric, text):
 
 def loaded(server):
     return {model["id"] for model in server.get("/v1/models").json()["data"] if model["loaded"]}
-
-
-# ---------------------------------------------------------------- selection
 
 
 @pytest.mark.slow
@@ -88,9 +77,7 @@ def test_models_are_listed_and_the_first_is_the_default(server):
 def test_endpoints_use_the_requested_model(server, path):
     for name in ("one", "demo", "two"):
         assert server.post(path, body(name, path)).json()["model"] == name
-    missing = server.post(path, body("/etc", path))
-    assert missing.status_code == 404
-    assert "serves 'demo', 'one', 'two'" in missing.json()["error"]["message"]
+    assert "serves 'demo', 'one', 'two'" in server.reject(path, body("/etc", path), 404)
 
 
 @pytest.mark.slow
@@ -98,8 +85,7 @@ def test_tokenize_and_probes_select_the_model(server):
     tokens = server.post("/tokenize", {"prompt": "RoPE is", "model": "two"}).json()["tokens"]
     text = server.post("/detokenize", {"tokens": tokens, "model": "one"}).json()["prompt"]
     assert text == "RoPE is"
-    counted = server.post("/v1/messages/count_tokens", {**BODY["/v1/messages"], "model": "one"})
-    assert counted.json()["input_tokens"] > 0
+    assert MESSAGES.count(server, model="one") > 0
     assert loaded(server) == {"one", "two"}
     for path in ("/health", "/load", "/ready", "/engine/state"):
         assert server.get(f"{path}?model=two").status_code == 200
@@ -132,12 +118,9 @@ def test_event_stream_of_an_unloaded_model_covers_its_next_load(server):
 def test_invalid_request_loads_no_model(server):
     server.post("/v1/completions", body("one"))
     server.post("/v1/completions", body("two"))
-    assert server.post("/v1/completions", body("demo", suffix="x")).status_code == 400
-    assert server.post("/v1/embeddings", {"model": "demo", "input": "x"}).status_code == 400
+    server.reject("/v1/completions", body("demo", suffix="x"))
+    server.reject("/v1/embeddings", {"model": "demo", "input": "x"})
     assert loaded(server) == {"one", "two"}
-
-
-# ---------------------------------------------------------------- memory budget
 
 
 @pytest.mark.slow
@@ -192,29 +175,6 @@ def test_least_recently_used_model_is_unloaded(server):
 
 
 @pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        (["--max-memory", "9000000"], "the model 'demo' needs"),
-        (["--max-memory", "1e18"], "must be at most the machine's memory"),
-        (["--draft-model", "demo-draft"], "--draft-model supports a single --model, got 2"),
-        (["--task", "embed"], "pass the task as --model PATH=TASK"),
-        (["--record", "x.json"], "--record supports a single --model"),
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size supports a single --model"),
-        (["--served-model-name", "x"], "--served-model-name supports a single --model"),
-        (["--model", "demo=pin"], "two models have the API name 'demo'"),
-        (["--model", "demo=embedd"], "invalid options 'embedd'; use at most one task"),
-        (["--model", "demo=embed,score"], "use at most one task"),
-        (["--model", "demo=blok-size=1"], "unknown option 'blok_size'; did you mean block_size?"),
-        (["--model", "demo=block-size=0"], "block_size: must be at least 1, got 0."),
-        (["--model", "demo=lora-modules=a"], "use the flag --lora-modules instead"),
-    ],
-)
-def test_rejected_flags(capsys, extra, message):
-    assert serve.main(["--model", "demo", "--model", "demo-draft", *extra]) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("demo", ModelArgument("demo")),
@@ -228,14 +188,6 @@ def test_rejected_flags(capsys, extra, message):
 )
 def test_options_of_one_model(text, expected):
     assert parse_model_argument(text) == expected
-
-
-def test_pinned_models_must_fit_together(capsys):
-    models = ["--model", "demo=pin", "--model", "demo-draft"]
-    assert serve.main([*models, "--kv-cache-bytes", "1e8", "--max-memory", "15e7"]) == 2
-    error = capsys.readouterr().err
-    assert "'demo-draft' needs" in error
-    assert "for other pinned models" in error
 
 
 @pytest.mark.slow
@@ -264,28 +216,22 @@ def test_resident_memory_stays_within_the_budget_and_is_released(tmp_path):
     assert server.stop() == 0
 
 
-# ---------------------------------------------------------------- loading
-
-
 @pytest.fixture(scope="module")
 def slow_server(folders):
     """Server with slow loads and a model, `gone`, whose folder is deleted."""
     shutil.copytree(folders / "one", folders / "gone")
     models = [flag for name in ("one", "two", "gone") for flag in ("--model", str(folders / name))]
     memory = ("--kv-cache-bytes", str(KV_BYTES), "--idle-unload", "1")
-    running = RunningServer(*models, *memory, fault="slow_load")
-    shutil.rmtree(folders / "gone")
-    yield running
-    assert running.stop() == 0, "".join(running.lines[-60:])
+    with RunningServer(*models, *memory, fault="slow_load") as running:
+        shutil.rmtree(folders / "gone")
+        yield running
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_failed_load_fails_its_requests(slow_server, path):
-    failed = slow_server.post(path, body("gone", path))
-    assert failed.status_code == 503
     message = "The model 'gone' could not be loaded; see the server's log."
-    assert failed.json()["error"]["message"] == message
+    assert slow_server.reject(path, body("gone", path), 503) == message
     stream = slow_server.post(path, body("gone", path, stream=True))
     assert stream.status_code == 200
     assert stream.text.startswith(": keep-alive\n\n")
@@ -344,10 +290,7 @@ def test_drain_during_a_load(folders):
     waiting.join(60)
     assert responses[0].status_code == 503
     assert "shutting down" in responses[0].json()["error"]["message"]
-    received = b""
-    while data := decoding.recv(65536):
-        received += data
-    assert b"[DONE]" in received
+    assert b"[DONE]" in read_all(decoding)
     assert running.process.wait(60) == 0
 
 
@@ -382,18 +325,16 @@ def test_memory_requirement_is_read_again_at_each_load(tmp_path):
     folder = write_hybrid(tmp_path / "grown")
     memory = ("--kv-cache-bytes", str(KV_BYTES), "--max-memory", "15e6")
     models = ("--model", "demo=pin", "--model", str(folder))
-    server = RunningServer(*models, *memory)
-    assert server.post("/v1/completions", body("grown")).status_code == 200
-    server.stop()
-    server = RunningServer(*models, *memory)
-    shutil.rmtree(folder)
-    write_hybrid(folder, vocab_size=65536)
-    response = server.post("/v1/completions", body("grown"))
-    assert response.status_code == 503
-    assert response.json()["error"]["code"] == "model_load_failed"
-    server.wait_for(r"the model 'grown' cannot be loaded: it needs [\d,]+ bytes besides")
-    assert server.post("/v1/completions", body("demo")).status_code == 200
-    assert server.stop() == 0
+    with RunningServer(*models, *memory, "--idle-unload", "0.1") as server:
+        assert server.post("/v1/completions", body("grown")).status_code == 200
+        assert eventually(lambda: loaded(server) == {"demo"})
+        shutil.rmtree(folder)
+        write_hybrid(folder, vocab_size=65536)
+        response = server.post("/v1/completions", body("grown"))
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "model_load_failed"
+        server.wait_for(r"the model 'grown' cannot be loaded: it needs [\d,]+ bytes besides")
+        assert server.post("/v1/completions", body("demo")).status_code == 200
 
 
 def test_watchdog_fails_the_requests_of_all_models():
@@ -405,11 +346,6 @@ def test_watchdog_fails_the_requests_of_all_models():
     assert other.recv(10)
     hanging = connect(server, body("demo", prompt=FAULTY_PROMPT, stream=True), "/v1/completions")
     server.wait_for("exiting after a failure: The engine did not finish a step")
-    received = b""
-    while data := hanging.recv(65536):
-        received += data
-    assert b"The engine failed" in received
-    while data := other.recv(65536):
-        received = data
-    assert received.endswith(b"0\r\n\r\n"), "the stream must be terminated"
+    assert b"The engine failed" in read_all(hanging)
+    assert read_all(other).endswith(b"0\r\n\r\n"), "the stream must be terminated"
     assert server.process.wait(30) == 1

@@ -15,22 +15,11 @@ def test_task_1_softmax(device, dtype, axis):
     assert_close(softmax(x, axis), mx.softmax(x, axis=axis), f"softmax over axis {axis}")
 
 
-def test_task_1_softmax_does_not_overflow(device, dtype):
-    x = mx.array([[10_000.0, 9_999.0, -10_000.0]], dtype=dtype)
-    expected = mx.softmax(x, axis=-1, precise=True)
-    assert_close(softmax(x, -1), expected, "softmax of large numbers (subtract the maximum first)")
-
-
 def test_task_1_softmax_subtracts_the_maximum_of_each_row(device, dtype):
     x = mx.array([[1000.0, 1000.0], [-1000.0, -1000.0]], dtype=dtype)
     assert softmax(x, -1).tolist() == [[0.5, 0.5]] * 2, (
         "expected 0.5 in a row far below the other one: subtract each row's own maximum"
     )
-
-
-def test_task_1_softmax_of_masked_scores_is_zero(device, dtype):
-    x = mx.array([[1.0, -mx.inf, 1.0]], dtype=dtype)
-    assert softmax(x, -1).tolist() == [[0.5, 0.0, 0.5]]
 
 
 def test_task_1_softmax_of_long_rows_sums_to_one(device, dtype):
@@ -94,13 +83,6 @@ def test_task_1_incompatible_mask_is_rejected(mask):
         scaled_dot_product_attention_simple(x, x, x, mask=mask)
 
 
-def test_task_1_single_visible_key_returns_its_value(device, dtype):
-    query, key, value = (random(4, 6, dtype=dtype) for _ in range(3))
-    mask = mx.where(mx.arange(4) == 2, 0.0, -mx.inf).astype(dtype)
-    actual = scaled_dot_product_attention_simple(query, key, value, mask=mask[None, :])
-    assert_close(actual, mx.broadcast_to(value[2], (4, 6)), "attention with only key 2 visible")
-
-
 def test_task_1_infinite_mask_hides_a_large_score(device):
     query, key = mx.ones((1, 4)), mx.array([[0.0] * 4, [100.0] * 4])
     mask = mx.array([[0.0, -mx.inf]])
@@ -120,35 +102,19 @@ def test_task_2_linear(device, dtype, leading, has_bias):
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("mask_shape", [None, "L×L", "B×1×L×L", "B×H×L×L"])
-def test_task_2_multi_head_attention(device, dtype, batch, heads, mask_shape):
-    E, L = 32, 7
-    shapes = {"L×L": (), "B×1×L×L": (batch, 1), "B×H×L×L": (batch, heads)}
+@pytest.mark.parametrize("mask_shape", [None, "L×S", "B×1×L×S", "B×H×L×S"])
+@pytest.mark.parametrize(("L", "S"), [(7, 7), (3, 11)])
+def test_task_2_multi_head_attention(device, dtype, batch, heads, mask_shape, L, S):
+    E = 32
+    shapes = {"L×S": (), "B×1×L×S": (batch, 1), "B×H×L×S": (batch, heads)}
     oracle = nn.MultiHeadAttention(E, heads)
     oracle.set_dtype(dtype)
-    mask = None if mask_shape is None else random(*shapes[mask_shape], L, L, dtype=dtype)
-    query, key, value = (random(batch, L, E, dtype=dtype) for _ in range(3))
-    layer = SimpleMultiHeadAttention(
-        E,
-        heads,
-        oracle.query_proj.weight,
-        oracle.key_proj.weight,
-        oracle.value_proj.weight,
-        oracle.out_proj.weight,
-    )
+    mask = None if mask_shape is None else random(*shapes[mask_shape], L, S, dtype=dtype)
+    query, key, value = (random(batch, n, E, dtype=dtype) for n in (L, S, S))
+    layers = (oracle.query_proj, oracle.key_proj, oracle.value_proj, oracle.out_proj)
+    layer = SimpleMultiHeadAttention(E, heads, *(projection.weight for projection in layers))
     actual = layer(query, key, value, mask)
     assert_close(actual, oracle(query, key, value, mask), "multi-head attention", 8)
-
-
-def test_task_2_multi_head_attention_with_fewer_queries_than_keys(device, dtype):
-    E = 32
-    oracle = nn.MultiHeadAttention(E, 4)
-    oracle.set_dtype(dtype)
-    weights = (oracle.query_proj, oracle.key_proj, oracle.value_proj, oracle.out_proj)
-    layer = SimpleMultiHeadAttention(E, 4, *(projection.weight for projection in weights))
-    query = random(2, 3, E, dtype=dtype)
-    memory = random(2, 11, E, dtype=dtype)
-    assert_close(layer(query, memory, memory), oracle(query, memory, memory), "L=3, S=11", 8)
 
 
 def test_task_2_num_heads_must_divide_hidden_size():

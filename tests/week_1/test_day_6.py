@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from tests.support import ByteTokenizer, ScriptedModel, tiny_model
+from tests.support import ByteTokenizer, ScriptedModel, chat_prompt, tiny_model
 from tiny_llm import (
     Qwen3ModelWeek1,
     UserError,
@@ -32,13 +32,7 @@ def test_task_1_every_step_recomputes_the_whole_sequence():
     model = scripted(b"abc")
     simple_generate(model, ByteTokenizer(), PROMPT)
     sequence = list(PROMPT.encode()) + list(b"abc")
-    assert model.calls == [sequence[:end] for end in range(3, 7)]
-
-
-def test_task_1_no_chat_template_is_added():
-    model = scripted(b"x")
-    simple_generate(model, ByteTokenizer(), PROMPT)
-    assert model.calls[0] == list(PROMPT.encode()), "expected the prompt without a chat template"
+    assert model.calls == [sequence[:end] for end in range(3, 7)], "no chat template is added"
 
 
 def test_task_1_prompt_may_be_token_ids():
@@ -58,9 +52,8 @@ def test_task_1_multi_token_characters():
 
 def test_task_1_incomplete_character_at_max_tokens():
     # The first byte of a two-byte character must not be dropped silently.
-    assert (
-        simple_generate(scripted("é".encode()), ByteTokenizer(), PROMPT, max_tokens=1) == "\ufffd"
-    )
+    model = scripted("é".encode())
+    assert simple_generate(model, ByteTokenizer(), PROMPT, max_tokens=1) == "\ufffd"
 
 
 def test_task_1_statistics():
@@ -120,11 +113,6 @@ def test_task_1_invalid_request_is_rejected(prompt, max_tokens, message):
 
 def test_task_1_demo_model_output(demo):
     mlx_model, tokenizer = demo
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}],
-        add_generation_prompt=True,
-        enable_thinking=False,
-        tokenize=False,
-    )
+    prompt = tokenizer.decode(chat_prompt(tokenizer, "What is the capital of France?"))
     answer = simple_generate(Qwen3ModelWeek1(mlx_model), tokenizer, prompt, max_tokens=30)
     assert "Paris" in answer

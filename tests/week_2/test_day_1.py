@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from tests.list_cache import ListCache
-from tests.support import ByteTokenizer, assert_close, assert_same_bits, random, tiny_model
+from tests.support import (
+    ByteTokenizer,
+    assert_close,
+    assert_equal,
+    assert_same_bits,
+    random,
+    tiny_model,
+)
 from tiny_llm import (
     Qwen3ModelWeek1,
     Qwen3ModelWeek2,
@@ -45,9 +52,7 @@ def test_task_1_append_counts_the_valid_tokens(device):
     for start, end in ((0, 5), (5, 6)):
         new = tokens[:, :, start:end]
         keys, values, context_lens = cache.append(new, -new)
-        assert context_lens == [end] * 2, (
-            f"expected the valid tokens of both sequences, {[end] * 2}, got {context_lens}"
-        )
+        assert_equal(context_lens, [end] * 2, "the valid tokens of both sequences")
         assert_close(keys[:, :, :end], tokens[:, :, :end], "keys, oldest first", ulps=0)
         assert_close(values[:, :, :end], -tokens[:, :, :end], "values, oldest first", ulps=0)
 
@@ -115,16 +120,6 @@ def test_task_5_capacity_is_bounded():
 def test_task_5_mismatched_shapes():
     with pytest.raises(ValueError, match="except in the third dimension"):
         grow_buffer(mx.zeros((1, 2, 64, 4)), mx.zeros((1, 3, 1, 4)), 2)
-
-
-def test_task_5_appending_does_not_copy_the_history(device):
-    cache = TinyKvFullCache()
-    token = mx.zeros((1, 2, 1, 8))
-    buffers = set()
-    for _ in range(600):
-        mx.eval(cache.update_and_fetch(token, token)[:2])
-        buffers.add(cache._keys.shape[2])
-    assert len(buffers) <= 4, "the buffer must grow in steps, not with every token"
 
 
 def test_task_5_appending_writes_in_place(device):
@@ -195,24 +190,11 @@ def test_task_2_chunked_attention_equals_mlx_lm(device, dtype, heads, chunks):
         offset += L
     actual = mx.concatenate(out, axis=1)
     assert actual.dtype == dtype
-    stored = cache.key_values[0].dtype
-    assert stored == dtype, f"expected keys in {dtype} in the cache, got {stored}"
+    assert_equal(cache.key_values[0].dtype, dtype, f"keys in {dtype} in the cache")
+    assert_equal(cache.key_values[0].shape, (2, heads[1], 9, 16), "each key once in the cache")
     hint = "RoPE at the new tokens' positions; past keys and values come from the cache"
     expected = mlx_model.model.layers[0].self_attn(x, "causal")
     assert_close(actual, expected, f"attention with a cache ({hint})", ulps=8)
-
-
-def test_task_2_each_token_is_written_once(device):
-    mlx_model = tiny_model()
-    attention = attention_of(mlx_model)
-    rope, cache = RoPE(16, 128, base=mlx_model.args.rope_theta), TinyKvFullCache()
-    for offset, L in ((0, 5), (5, 1), (6, 1)):
-        attention(random(1, L, 48), rope.cos_sin(slice(offset, offset + L), 1, L), cache)
-        assert cache.offset == offset + L, "the cache must grow by the new tokens only"
-    keys, values = cache.key_values
-    assert keys.shape == values.shape == (1, 2, 7, 16), (
-        "expected 2 key/value heads in the cache, not the query heads"
-    )
 
 
 def test_task_2_scores_are_in_float32(device):

@@ -133,19 +133,24 @@ def test_task_4_context_limit_covers_prompt_and_output(small_model, room):
     assert outputs[0] == (0, generate_alone(small_model, prompt, max_seq_len))
 
 
-def test_task_4_single_string_is_rejected(small_model):
-    with pytest.raises(UserError, match="prompts must be a list"):
-        batch_generate(small_model, ByteTokenizer(), "abc")
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ("abc", {}, "prompts must be a list"),
+        *(
+            (["a"], {name: 0}, f"{name} must be at least 1, got 0")
+            for name in ("max_seq_len", "batch_size", "prefill_step", "max_tokens")
+        ),
+        (["a", "b"], {"max_tokens": [1]}, "expected 2 max_tokens, one per prompt, got 1"),
+    ],
+)
+def test_task_4_invalid_arguments_are_rejected(small_model, prompts, options, message):
+    with pytest.raises(UserError, match=message):
+        BatchGeneration(small_model, ByteTokenizer(), prompts, **options)
 
 
 def test_task_4_no_prompts(small_model):
     assert batch_generate(small_model, ByteTokenizer(), []) == []
-
-
-@pytest.mark.parametrize("name", ["max_seq_len", "batch_size", "prefill_step"])
-def test_task_4_arguments_below_one(small_model, name):
-    with pytest.raises(UserError, match=f"{name} must be at least 1, got 0"):
-        batch_generate(small_model, ByteTokenizer(), ["a"], **{name: 0})
 
 
 def test_task_4_finished_request_frees_its_slot(small_model):
@@ -214,15 +219,6 @@ def test_task_4_max_tokens(small_model, max_tokens):
         batch.step()
     limits = max_tokens if isinstance(max_tokens, list) else [max_tokens] * 4
     assert [batch.requests[index].num_tokens for index in range(4)] == limits
-
-
-def test_task_4_invalid_max_tokens_are_rejected(small_model):
-    for max_tokens, message in (
-        (0, "max_tokens must be at least 1, got 0"),
-        ([1], "expected 2 max_tokens, one per prompt, got 1"),
-    ):
-        with pytest.raises(UserError, match=message):
-            BatchGeneration(small_model, ByteTokenizer(), ["a", "b"], max_tokens=max_tokens)
 
 
 def test_task_4_ignore_eos(small_model):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from tests.engine.scheduler_harness import add, run_random_workloads, scheduler, step
 from tests.engine.support import PARAGRAPH, chat
+from tests.support import assert_equal
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.prefix_cache import PrefixCache, PrefixNode
@@ -220,9 +221,7 @@ def test_task_3_preempted_request_is_bitwise_equal(on_cpu, demo):
 
     ample, num_ample = generate(1000)
     tight, num_tight = generate(104)
-    assert num_ample == 0, (
-        f"3 requests of 60 tokens fit 1,000: expected 0 preemptions, got {num_ample}"
-    )
+    assert_equal(num_ample, 0, "0 preemptions (3 requests of 60 tokens fit 1,000)")
     assert num_tight > 0, "3 requests of 60 tokens exceed 104: expected preemptions, got 0"
     for number, (actual, expected) in enumerate(zip(tight, ample, strict=True)):
         (tokens, logprobs), (expected_tokens, expected_logprobs) = actual, expected

@@ -7,7 +7,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import DTYPES, EPSILON, as_numpy, assert_close, assert_same_bits, random
+from tests.support import (
+    DTYPES,
+    EPSILON,
+    as_numpy,
+    assert_close,
+    assert_equal,
+    assert_same_bits,
+    random,
+)
 from tests.week_4.kernel_selection import SIMD_ISAS, use_fused_kernels
 from tiny_llm import RMSNorm, RoPE, kernels
 from tiny_llm.basics import silu
@@ -86,8 +94,7 @@ def test_task_1_thread_count_changes_no_bits(dynamic_schedule, monkeypatch):
         ).stdout
 
     expected = run("static", 1)
-    actual = run("dynamic", 3)
-    assert actual == expected, f"expected checksum {expected} on three threads, got {actual}"
+    assert_equal(run("dynamic", 3), expected, f"checksum {expected} on three threads")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,7 +13,7 @@ from tests.ops.captured_functions import (
     mlx_only,
     node_names,
 )
-from tests.support import assert_same_bits, random, tiny_model
+from tests.support import assert_equal, assert_same_bits, random, tiny_model
 from tiny_llm import Qwen3ModelWeek2, kernels
 from tiny_llm.kernels.graph_capture import CAPTURE_VARIABLE, CapturedFunction
 from tiny_llm.kernels.roofline import Timings, captured_time_fraction, seconds_per_node
@@ -147,8 +147,7 @@ def test_task_3_captured_function_is_one_bitwise_equal_node(capture_enabled):
         given = inputs(B, L)
         mx.eval(given)
         actual = captured(*given)
-        names = node_names(actual)
-        assert names == ["TinyLlmReplay"], f"expected one replay node, got {names}"
+        assert_equal(node_names(actual), ["TinyLlmReplay"], "one replay node")
         assert_same(actual, function(*given), f"{B}×{L}")
 
 
@@ -159,9 +158,7 @@ def test_task_3_function_is_called_once_per_shape_and_dtype(capture_enabled):
         x = random(1, L, E).astype(dtype)
         (actual,) = captured(x)
         assert_same_bits(actual, norm(x, mx.ones(E, dtype)), f"{dtype}, {L} tokens")
-    assert calls.count == 3, (
-        f"expected 3 calls for 3 combinations of shape and dtype, got {calls.count}"
-    )
+    assert_equal(calls.count, 3, "3 calls for 3 combinations of shape and dtype")
 
 
 def test_task_3_capture_can_require_a_repeated_shape(capture_enabled):
@@ -228,9 +225,7 @@ def test_task_4_model_steps_are_captured(capture_enabled, monkeypatch, model, B)
             logits[setting] = model(mx.array([[token]] * B), offset, cache)
         replays.append(node_names([logits["on"]]).count("TinyLlmReplay"))
         assert_same_bits(logits["on"], logits["off"], f"logits of step {offset}")
-    assert replays == [0, 1, 1, 1], (
-        f"expected one node for all layers once the caches have capacity, got {replays}"
-    )
+    assert_equal(replays, [0, 1, 1, 1], "one node for all layers once the caches have capacity")
 
 
 def test_task_4_layers_without_flash_attention_run_eagerly(capture_enabled, monkeypatch, mlx_model):

@@ -136,8 +136,7 @@ def long_header_delay(monkeypatch):
     ids=["default type", "named"],
 )
 def test_task_1_example(data, name, expected):
-    event = sse_event(data, name)
-    assert event == expected, f"expected {expected!r}, got {event!r}"
+    assert_equal(sse_event(data, name), expected)
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=repr)
@@ -156,8 +155,7 @@ def test_task_1_template_equals_the_event(text):
 
     template = EventTemplate(event(TEXT_PLACEHOLDER))
     assert template(text) == event(text), f"expected {event(text)!r}, got {template(text)!r}"
-    again = template("again")
-    assert again == event("again"), f"expected the template to be reusable, got {again!r}"
+    assert_equal(template("again"), event("again"), "the template to be reusable")
 
 
 async def test_task_2_each_batch_is_one_write():
@@ -447,8 +445,7 @@ async def test_task_4_every_unfinished_prompt_is_aborted():
     del model._streams[second], model._unfinished[second]
     stream.close()
     expected = [AbortRequest(first), AbortRequest(third)]
-    actual = commands(model)
-    assert actual == expected, f"expected {expected}, got {actual}"
+    assert_equal(commands(model), expected)
     assert model.in_flight == set(), "expected no request in flight, got the closed one"
 
 

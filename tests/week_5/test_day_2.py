@@ -48,8 +48,7 @@ def test_task_1_outputs_below_the_limit_stay_separate():
     outputs = request_stream(limit=3)
     for text in "abc":
         outputs.put(output(text))
-    texts = [item.text for item in queued(outputs)]
-    assert texts == ["a", "b", "c"], f"expected three separate outputs, got {texts}"
+    assert_equal([item.text for item in queued(outputs)], ["a", "b", "c"], "three separate outputs")
 
 
 @pytest.mark.parametrize("num_completions", [1, 3])
@@ -58,8 +57,7 @@ def test_task_1_length_is_bounded_and_nothing_is_lost(num_completions):
     for step in range(1000):
         for index in range(num_completions):
             outputs.put(output(chr(ord("a") + (step + index) % 26), index))
-    length = len(queued(outputs))
-    assert length == limit, f"expected {limit} queued items, got {length}"
+    assert_equal(len(queued(outputs)), limit, f"{limit} queued items")
     for index in range(num_completions):
         own = [item for item in queued(outputs) if item.index == index]
         text = "".join(item.text for item in own)
@@ -120,8 +118,7 @@ def test_task_1_merged_fields():
         "num_cached_tokens": 5,
     }
     for name, value in expected.items():
-        actual = getattr(merged, name)
-        assert actual == value, f"{name}: expected {value!r}, got {actual!r}"
+        assert_equal(getattr(merged, name), value, name)
     assert (old.text, new.text) == ("ab", "c"), "expected both outputs to be unchanged"
 
 
@@ -134,8 +131,7 @@ async def test_task_2_get_returns_all_items_in_order():
     outputs = request_stream()
     for text in "ab":
         outputs.put(output(text))
-    texts = [item.text for item in await outputs.get()]  # type: ignore[union-attr]
-    assert texts == ["a", "b"], f"expected all queued outputs, got {texts}"
+    assert_equal([item.text for item in await outputs.get()], ["a", "b"], "all queued outputs")
     assert queued(outputs) == [], f"expected an empty queue, got {queued(outputs)}"
 
 

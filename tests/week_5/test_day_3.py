@@ -185,8 +185,7 @@ def test_task_3_time_passes_between_clock_reads():
 def test_task_4_percentiles_of_an_example():
     values = [0.4, 0.1, 0.3, 0.2]
     for percent, expected in ((25, 0.1), (26, 0.2), (50, 0.2), (75, 0.3), (76, 0.4), (100, 0.4)):
-        actual = percentile(values, percent)
-        assert actual == expected, f"p{percent} of {values}: expected {expected}, got {actual}"
+        assert_equal(percentile(values, percent), expected, f"p{percent} of {values}")
     assert values == [0.4, 0.1, 0.3, 0.2], "expected the input list to be unchanged"
 
 

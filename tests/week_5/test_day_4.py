@@ -146,8 +146,7 @@ def test_task_1_token_mask_by_definition():
 def test_task_2_example():
     packed = mx.array([[0b0101], [0b1000]], mx.int32)
     expected = [[True, False, True, False], [False, False, False, True]]
-    actual = unpack_bitmask(packed, 4).tolist()
-    assert actual == expected, f"bits of 5 and 8: expected {expected}, got {actual}"
+    assert_equal(unpack_bitmask(packed, 4).tolist(), expected, "bits of 5 and 8")
 
 
 @pytest.mark.parametrize("width", [1, 31, 32, 33, 100])
@@ -214,9 +213,7 @@ def test_task_3_jobs_and_rows(drafts, expected_jobs, expected_indices):
     found = [(job.grammar, tuple(job.draft_tokens)) for job in jobs]
     expected = list(zip(grammars, expected_jobs, strict=True))
     assert found == expected, f"expected one job per request: {expected}, got {found}"
-    assert list(indices) == expected_indices, (
-        f"mask index of each row: expected {expected_indices}, got {list(indices)}"
-    )
+    assert_equal(list(indices), expected_indices, "mask index of each row")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import assert_equal
 from tiny_llm.engine.outputs.output_parser import (
     OutputParser,
     ParsedDelta,
@@ -60,8 +61,7 @@ def assert_parsed(text: str, expected: list[tuple[str, str]], **options: Any) ->
     for chunks in chunkings(text):
         parser = OutputParser(**settings)
         deltas = [delta for chunk in chunks for delta in parser.feed(chunk)]
-        actual = merged(deltas + parser.finish())
-        assert actual == expected, f"{chunks}: expected {expected}, got {actual}"
+        assert_equal(merged(deltas + parser.finish()), expected, str(chunks))
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,7 @@ def test_task_2_start_waits_while_the_text_may_be_a_tag():
     assert actual == expected, f"expected {expected}, got {actual}"
     parser = OutputParser(True, False)
     actual = feed_all(parser, "<th", "ree>")
-    assert actual == [[], [TextDelta("<three>")]], (
-        f"expected nothing, then the whole text, got {actual}"
-    )
+    assert_equal(actual, [[], [TextDelta("<three>")]], "nothing, then the whole text")
 
 
 def drive(read: Any, source: TextSource, *chunks: str) -> list[Any]:
@@ -241,9 +239,7 @@ def test_task_3_whitespace_before_the_tag():
     for before in ("\n", " \n\n"):
         actual = events(f"{before}<tool_call>", '{"name": "add", "arguments": {}}')
         expected = [CallStart("add"), ArgumentsDelta("{}"), CallEnd()]
-        assert actual == expected, (
-            f"a call after {before!r}, which must be skipped: expected {expected}, got {actual}"
-        )
+        assert_equal(actual, expected, f"a call after {before!r}, which must be skipped")
 
 
 def test_task_3_output_ends_inside_the_arguments():
@@ -344,16 +340,13 @@ def test_task_4_forced_token(output, draft_tokens, in_thinking, expected):
     budget = ThinkingBudget(len(prompt), 2, START, END, in_thinking)
     for _ in range(2):  # repeated, because queries must be idempotent
         actual = budget.forced_token([*prompt, *output], draft_tokens)
-        assert actual == expected, (
-            f"budget 2, {output} + {draft_tokens}: expected {expected}, got {actual}"
-        )
+        assert_equal(actual, expected, f"budget 2, {output} + {draft_tokens}")
 
 
 def test_task_4_budget_of_zero():
     budget = ThinkingBudget(1, 0, START, END, in_thinking=False)
     assert budget.forced_token([1], []) is None, "expected no forced token before <think>"
-    actual = budget.forced_token([1, START], [])
-    assert actual == END, f"expected {END} right after <think>, got {actual}"
+    assert_equal(budget.forced_token([1, START], []), END, f"{END} right after <think>")
 
 
 def test_task_4_rejected_draft_tokens_do_not_count():

@@ -33,9 +33,7 @@ Target = Callable[[Sequence[int]], int]  # token ids so far -> next token id
 )
 def test_task_1_longest_matching_prefix_and_one_more(drafts, sampled, expected):
     actual = list(accepted_tokens(drafts, sampled))
-    assert actual == expected, (
-        f"draft tokens {drafts}, samples {sampled}: expected {expected}, got {actual}"
-    )
+    assert_equal(actual, expected, f"draft tokens {drafts}, samples {sampled}")
 
 
 def decode(target: Target, prompt: list[int], max_tokens: int, draft: Target) -> list[int]:
@@ -146,9 +144,7 @@ def match_of(text: Sequence[int]) -> tuple[int, int]:
 )
 def test_task_3_examples(text, expected):
     actual = match_of(text)
-    assert actual == expected, (
-        f"{text}: expected the next position and match length {expected}, got {actual}"
-    )
+    assert_equal(actual, expected, f"the next position and match length {expected} ({text})")
 
 
 def test_task_3_longer_match_takes_precedence():
@@ -218,8 +214,7 @@ QUOTE = list(range(100, 130))
     ids=["quotation", "one token", "no match", "continues into the draft", "repeated token"],
 )
 def test_task_4_draft_follows_the_match(text, max_tokens, expected):
-    actual = NgramIndex(text).draft_tokens(0.0, max_tokens)
-    assert actual == expected, f"after {text}: expected {expected}, got {actual}"
+    assert_equal(NgramIndex(text).draft_tokens(0.0, max_tokens), expected, f"after {text}")
 
 
 @pytest.mark.parametrize(

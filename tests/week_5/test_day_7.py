@@ -41,8 +41,7 @@ def key_of(**body: Any) -> str:
     ids=["text", "tokens", "chat", "parts", "no text", "no prompt"],
 )
 def test_task_1_key_of_each_protocol(body, expected):
-    key = key_of(**body)
-    assert key == expected, f"expected {expected!r}, got {key!r}"
+    assert_equal(key_of(**body), expected)
 
 
 def test_task_1_fields_are_in_prompt_order():
@@ -66,8 +65,7 @@ def test_task_1_different_tokens_have_different_keys():
 
 def test_task_1_deeply_nested_body():
     """A body that the JSON parser accepts must not exceed the recursion limit."""
-    key = routing_key(b'{"prompt": ' + b"[" * 900 + b'"x"' + b"]" * 900 + b"}")
-    assert key == "x", f"expected 'x', got {key!r}"
+    assert_equal(routing_key(b'{"prompt": ' + b"[" * 900 + b'"x"' + b"]" * 900 + b"}"), "x")
 
 
 @pytest.mark.parametrize(
@@ -128,10 +126,7 @@ def test_task_2_each_piece_is_hashed_once(monkeypatch):
 def test_task_2_match_is_the_longest_known_prefix(key, expected):
     index = PrefixIndex(10)
     index.insert(A + B + C)
-    actual = index.match(key)
-    assert actual == expected * CHUNK_LENGTH, (
-        f"expected {expected * CHUNK_LENGTH} characters, got {actual}"
-    )
+    assert_equal(index.match(key), expected * CHUNK_LENGTH, f"{expected * CHUNK_LENGTH} characters")
 
 
 def test_task_2_least_recently_used_is_evicted():
@@ -154,8 +149,7 @@ def test_task_2_last_piece_is_evicted_first():
 def test_task_2_long_key_keeps_its_beginning():
     index = PrefixIndex(2)
     index.insert(A + B + C + D)
-    left = index.match(A + B + C + D) // CHUNK_LENGTH
-    assert left == 2, f"expected a match of 2 chunks, the capacity, got {left}"
+    assert_equal(index.match(A + B + C + D) // CHUNK_LENGTH, 2, "a match of 2 chunks, the capacity")
 
 
 def test_task_2_match_does_not_count_as_use():
@@ -176,8 +170,7 @@ def router_with(*keys: str, **options: Any) -> PrefixAwareRouter:
 
 
 def assert_chosen(router: PrefixAwareRouter, key: str, loads: dict[int, int], expected: int):
-    chosen = router.choose(key, loads)
-    assert chosen == expected, f"loads {loads}: expected replica {expected}, got {chosen}"
+    assert_equal(router.choose(key, loads), expected, f"replica {expected} (loads {loads})")
 
 
 def test_task_3_longest_match_wins():
@@ -300,8 +293,7 @@ def test_task_4_response_is_streamed_and_counted():
         assert first[0]["body"] == b"1", f"expected the first body immediately, got {first}"
         assert pool.loads == {0: 1, 1: 0}, f"expected one request in flight, got {pool.loads}"
         replica.resume.set()
-        rest = await bodies(batches)
-        assert rest == [b"2"], f"expected [b'2'], got {rest}"
+        assert_equal(await bodies(batches), [b"2"])
         assert pool.loads == {0: 0, 1: 0}, f"expected no request in flight, got {pool.loads}"
         assert_equal(router.choices, [("Once", {0: 0, 1: 0})], "the request's key")
 
@@ -345,8 +337,7 @@ def test_task_4_lost_replica_gets_no_further_requests():
             await bodies(stream(pool))
         assert pool.loads == {1: 0}, f"expected only replica 1 in the pool, got {pool.loads}"
         assert_equal(router.forgotten, [0], "replica 0 to be forgotten")
-        retried = await bodies(stream(pool))
-        assert retried == [b"2"], f"expected the other replica's response, got {retried}"
+        assert_equal(await bodies(stream(pool)), [b"2"], "the other replica's response")
         number = pool.add(ScriptedReplica(b"3"))
         assert (number, pool.loads) == (2, {1: 0, 2: 0}), (
             f"expected replica 2 and no load, got {number}, {pool.loads}"

@@ -96,8 +96,7 @@ def test_task_2_sort_round_trip(num_products):
     ids=["three runs", "one product", "all different", "all equal"],
 )
 def test_task_2_runs(experts, expected):
-    runs = [tuple(run) for run in expert_segments(mx.array(experts, mx.uint32))]
-    assert runs == expected, f"expected {expected}, got {runs}"
+    assert_equal([tuple(run) for run in expert_segments(mx.array(experts, mx.uint32))], expected)
 
 
 def plain_experts(stacked: Any, x: mx.array, experts: mx.array) -> mx.array:

@@ -51,8 +51,7 @@ def evaluated(*arrays: mx.array) -> list[mx.array]:
     ],
 )
 def test_task_1_vocabulary_range_of_a_rank(vocab_size, size, expected):
-    tokens = [part.vocab_range for part in parts_of(size, vocab_size=vocab_size)]
-    assert tokens == expected, f"expected {expected}, got {tokens}"
+    assert_equal([part.vocab_range for part in parts_of(size, vocab_size=vocab_size)], expected)
 
 
 @pytest.mark.parametrize(

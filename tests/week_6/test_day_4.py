@@ -119,9 +119,7 @@ def test_task_2_value_heads_share_adjacent_key_heads():
     qkv = mx.array([[*key_heads[0], *key_heads[1]] * 2 + [0.0] * 4])
     _, k, _ = query_key_value_heads(qkv, 2, 2, 4, 1)
     actual = mx.argmax(k[0], axis=-1).tolist()
-    assert actual == [0, 0, 1, 1], (
-        f"key heads of value heads 0 to 3: expected [0, 0, 1, 1], got {actual}"
-    )
+    assert_equal(actual, [0, 0, 1, 1], "key heads of value heads 0 to 3")
 
 
 def test_task_2_small_keys():
@@ -165,9 +163,7 @@ def test_task_3_beta_scales_the_correction():
     state = write(mx.zeros((1, 2, 3)), ANNA, [8, 0, 0])
     actual = read(write(state, ANNA, [0, 4, 0], beta=0.25), ANNA)
     expected = [6.0, 1.0, 0.0]
-    assert actual == expected, (
-        f"β = 1/4, from [8, 0, 0] to [0, 4, 0]: expected {expected}, got {actual}"
-    )
+    assert_equal(actual, expected, "β = 1/4, from [8, 0, 0] to [0, 4, 0]")
 
 
 def test_task_3_decay_comes_first():

@@ -62,17 +62,15 @@ def test_task_1_hit_ends_at_the_last_checkpoint(depths, expected):
     for depth in depths:
         put_checkpoint(checkpoints, path[depth - 1])
     actual = checkpoints.last(path)
-    assert actual == expected, (
-        f"6 cached pages, states after page {depths}: expected a hit of {expected} pages, got "
-        f"{actual}"
+    assert_equal(
+        actual, expected, f"a hit of {expected} pages (6 cached pages, states after page {depths})"
     )
 
 
 def test_task_1_checkpoint_of_another_branch_is_not_a_hit():
     path, checkpoints, _ = tree_of(3)
     put_checkpoint(checkpoints, extend(path[1], 1, first=50)[0])
-    actual = checkpoints.last(path)
-    assert actual == 0, f"the only checkpoint is in another branch: expected 0 pages, got {actual}"
+    assert_equal(checkpoints.last(path), 0, "0 pages (the only checkpoint is in another branch)")
 
 
 def test_task_1_hit_adds_an_owner():
@@ -91,9 +89,7 @@ def test_task_1_hit_refreshes_a_checkpoint():
     checkpoint = put_checkpoint(checkpoints, path[2], pages=5, priority=5)
     checkpoints._clock = 30
     checkpoints.hit(path[2])
-    assert checkpoint.priority == 35, (
-        f"5 pages, used at clock 30: expected priority 35, got {checkpoint.priority}"
-    )
+    assert_equal(checkpoint.priority, 35, "priority 35 (5 pages, used at clock 30)")
 
 
 def running_request(states: StateSlots, num_tokens: int, num_computed: int = 0) -> EngineRequest:
@@ -147,13 +143,9 @@ def test_task_2_new_sequence_starts_from_zeros():
     slot = request.state_slots.current
     for start, end, read in ((0, 3, -1), (3, 5, slot), (5, 6, slot)):
         chunk = plan_chunk(states, request, start, end)
-        assert chunk.state_read_slot == read, (
-            f"tokens {start} to {end}: expected to read slot {read}, got {chunk.state_read_slot}"
-        )
+        assert_equal(chunk.state_read_slot, read, f"to read slot {read} (tokens {start} to {end})")
         expected = ((end - start - 1, slot),)
-        assert chunk.state_writes == expected, (
-            f"tokens {start} to {end}: expected writes {expected}, got {chunk.state_writes}"
-        )
+        assert_equal(chunk.state_writes, expected, f"writes {expected} (tokens {start} to {end})")
 
 
 def test_task_2_states_after_draft_tokens():
@@ -262,8 +254,7 @@ def test_task_4_eviction_requires_a_lower_priority(below, can_evict):
         f"lowest priority 2, below={below}: expected eviction: {can_evict}, got slot {slot}"
     )
     expected = 2 if can_evict else 3
-    actual = len(checkpoints.by_node)
-    assert actual == expected, f"below={below}: expected {expected} checkpoints, got {actual}"
+    assert_equal(len(checkpoints.by_node), expected, f"{expected} checkpoints (below={below})")
 
 
 def test_task_4_unused_checkpoints_age():
@@ -289,9 +280,7 @@ def test_task_4_clock_never_goes_back():
     nodes, checkpoints, _ = full_table(7, 2)
     checkpoints._clock = 30
     checkpoints.allocate()
-    assert checkpoints._clock == 30, (
-        f"eviction at priority 2, below the clock: expected clock 30, got {checkpoints._clock}"
-    )
+    assert_equal(checkpoints._clock, 30, "clock 30 (eviction at priority 2, below the clock)")
     assert nodes[1] not in checkpoints.by_node, (
         "expected the checkpoint with the lowest priority to be evicted"
     )

@@ -309,8 +309,7 @@ def test_task_4_full_disk_leaves_no_files_behind(tmp_path, monkeypatch):
     assert error is not None, "expected OSError to reach the caller, got none"
     left = [path.name[-6:] for path in (tmp_path / "writing").iterdir()]
     assert not left, f"expected the temporary file to be deleted, got {left}"
-    count = assert_pages_are_intact(tmp_path, "after a full disk")
-    assert count == 0, f"expected no pages in the store, got {count}"
+    assert_equal(assert_pages_are_intact(tmp_path, "after a full disk"), 0, "no pages in the store")
 
 
 def test_task_4_cache_survives_a_restart(tmp_path, demo):

@@ -53,13 +53,11 @@ def call(name: str, arguments: Any, number: int = 7) -> Message:
     ],
 )
 def test_task_1_valid_arguments(text, expected):
-    actual = parse_arguments(READ, text)
-    assert actual == expected, f"expected {expected}, got {actual}"
+    assert_equal(parse_arguments(READ, text), expected)
 
 
 def test_task_1_empty_text_means_no_arguments():
-    actual = parse_arguments(BY_NAME["wrong"], "")
-    assert actual == {}, f"expected an empty object, got {actual}"
+    assert_equal(parse_arguments(BY_NAME["wrong"], ""), {}, "an empty object")
     message = error_of(parse_arguments, BY_NAME["wrong"], "null")
     assert "not of type 'object'" in message, f"null: expected a violation, got: {message}"
 
@@ -206,7 +204,7 @@ def test_task_3_calls_and_their_results():
     assert_messages(transcript.messages, expected, "message and four results")
     assert_messages(transcript.context, expected, "context")
     state = transcript.steps, transcript.stop_reason
-    assert state == (1, None), f"expected one step and no stop reason, got {state}"
+    assert_equal(state, (1, None), "one step and no stop reason")
 
 
 @pytest.mark.parametrize("calls", [{}, {"tool_calls": []}, {"tool_calls": None}], ids=str)
@@ -297,8 +295,7 @@ def test_task_4_model_corrects_itself():
 def test_task_4_step_limit(limit, reason):
     agent, model = scripted_agent([READ_A, READ_B, ANSWER], max_steps=limit)
     transcript = agent.run("Read a.txt and b.txt.")
-    count = len(model.prompts)
-    assert count == min(limit, 3), f"expected {min(limit, 3)} model requests, got {count}"
+    assert_equal(len(model.prompts), min(limit, 3), f"{min(limit, 3)} model requests")
     assert transcript.stop_reason == reason, f"expected {reason}, got {transcript.stop_reason}"
     assert_complete(transcript.messages)
 
@@ -308,8 +305,7 @@ def test_task_4_limit_counts_earlier_steps():
     transcript = agent.start("Read a.txt and b.txt.")
     agent.step(transcript)
     agent.resume(transcript)
-    count = len(model.prompts)
-    assert count == 2, f"expected 2 steps in total, got {count}"
+    assert_equal(len(model.prompts), 2, "2 steps in total")
 
 
 @pytest.mark.parametrize("limit", [1, 2])
@@ -331,8 +327,7 @@ def test_task_4_higher_limit_continues_the_run():
     agent.resume(transcript)
     count = len(model.prompts)
     assert count == 2, f"same limit: expected no further request, got {count - 2}"
-    reason = transcript.stop_reason
-    assert reason == "max_steps", f"same limit: expected max_steps, got {reason}"
+    assert_equal(transcript.stop_reason, "max_steps", "the stop reason at the same limit")
     agent.max_steps = 4
     seen: list[str | None] = []
     agent.resume(transcript, 0, lambda now: seen.append(now.stop_reason))
@@ -354,8 +349,7 @@ def test_task_4_forks_and_finished_runs():
     finished = agent.resume(start)
     requests = len(model.prompts)
     assert agent.resume(finished) is finished, "expected the same transcript object"
-    count = len(model.prompts) - requests
-    assert count == 0, f"expected no request for a finished run, got {count}"
+    assert_equal(len(model.prompts) - requests, 0, "no request for a finished run")
 
 
 def test_task_4_empty_answer_is_final():

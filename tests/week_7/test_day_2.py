@@ -47,14 +47,12 @@ def workspace(tmp_path: Path) -> Workspace:
     ],
 )
 def test_task_1_paths_inside(workspace, path, expected):
-    actual = workspace.resolve(path)
-    assert actual == workspace.root / expected, f"expected {expected} under the root, got {actual}"
+    assert_equal(workspace.resolve(path), workspace.root / expected, f"{expected} under the root")
 
 
 def test_task_1_absolute_path_inside(workspace):
     path = workspace.root / "src" / "a.txt"
-    actual = workspace.resolve(str(path))
-    assert actual == path, f"expected {path}, got {actual}"
+    assert_equal(workspace.resolve(str(path)), path)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +107,7 @@ def json_of(arguments: dict[str, Any]) -> str:
     ],
 )
 def test_task_2_only_occurrence(text, old, new, expected):
-    actual = replace_once(text, old, new)
-    assert actual == expected, f"expected {expected!r}, got {actual!r}"
+    assert_equal(replace_once(text, old, new), expected)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +156,9 @@ def test_task_3_file_is_replaced_atomically(tmp_path, events, old):
     if old is not None:
         path.write_bytes(old)
     write_atomically(path, b"new content\r\n")
-    actual = path.read_bytes()
-    assert actual == b"new content\r\n", f"expected the new content, got {actual!r}"
+    assert_equal(path.read_bytes(), b"new content\r\n", "the new content")
     assert_equal([path], list(tmp_path.iterdir()), "the written file only")
-    kinds = [kind for kind, _ in events]
-    assert kinds == ["fsync", "replace"], f"expected fsync, then replace, got {kinds}"
+    assert_equal([kind for kind, _ in events], ["fsync", "replace"], "fsync, then replace")
     assert_equal(events[0][1], 13, "all 13 bytes to be written before fsync")
     source, target, before = events[1][1]
     assert source.parent == path.parent, (
@@ -205,8 +200,7 @@ def test_task_3_failure_changes_nothing(tmp_path, monkeypatch, name, error):
 @pytest.mark.parametrize("length", [0, 1, MIN_OUTPUT - 1, MIN_OUTPUT])
 def test_task_4_short_texts_are_unchanged(length):
     text = "x" * length
-    actual = truncate(text, MIN_OUTPUT)
-    assert actual == text, f"expected {length} characters unchanged, got {actual!r}"
+    assert_equal(truncate(text, MIN_OUTPUT), text, f"{length} characters unchanged")
 
 
 @pytest.mark.parametrize("limit", [100, 101, 137, 1000])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import assert_equal
 from tests.week_7.support import assert_complete, assert_messages, conversation
 from tiny_llm.agent import Compaction, Message
 from tiny_llm.agent.compaction import DROPPED_NOTE, drop_turns, num_chars, old_results
@@ -28,18 +29,14 @@ HEAD = 2  # messages before the first turn of `conversation`
 )
 def test_task_1_tool_results_before_the_last_turns(turns, calls, keep, expected):
     actual = old_results(conversation([30] * turns, calls), keep)
-    assert actual == expected, (
-        f"{turns} turns with {calls} results, the last {keep} kept: expected {expected}, got "
-        f"{actual}"
-    )
+    assert_equal(actual, expected, f"{turns} turns with {calls} results, the last {keep} kept")
 
 
 def test_task_1_turn_without_calls_counts():
     messages = conversation([30, 30])
     messages.append({"role": "assistant", "content": "In 1.0.txt."})
     messages.append({"role": "user", "content": "Are you sure?"})
-    actual = old_results(messages, 1)
-    assert actual == [3, 5], f"expected the results before the answer, [3, 5], got {actual}"
+    assert_equal(old_results(messages, 1), [3, 5], "the results before the answer, [3, 5]")
 
 
 @pytest.mark.parametrize("turns", [0, 1, 5])
@@ -125,8 +122,7 @@ def test_task_3_oldest_results_are_shortened_to_the_target():
 
 def test_task_3_recent_turns_are_kept():
     actual = Compaction(limit=1000, target=200, keep_turns=3)(conversation([600] * 4))
-    lengths = result_lengths(actual)[-3:]
-    assert lengths == [600] * 3, f"expected the last three results unchanged, got {lengths}"
+    assert_equal(result_lengths(actual)[-3:], [600] * 3, "the last three results unchanged")
     assert_complete(actual)
 
 

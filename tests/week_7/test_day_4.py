@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import assert_equal
 from tests.week_7.support import total_is_12
 from tiny_llm.agent import Agent, ScriptedModel, Tool, Transcript, assistant
 from tiny_llm.agent.branches import Branch, count_pages, fork, passes, select, vote
@@ -77,9 +78,7 @@ def test_task_1_branches_have_separate_files(tmp_path):
     (first.workspace / "notes" / "a.txt").write_text("new")
     folders = (workspace, first.workspace, second.workspace)
     texts = [(folder / "notes" / "a.txt").read_text() for folder in folders]
-    assert texts == ["old", "new", "old"], (
-        f"expected a change in branch 0, not in the run or branch 1, got {texts}"
-    )
+    assert_equal(texts, ["old", "new", "old"], "a change in branch 0, not in the run or branch 1")
 
 
 def test_task_1_seeds(tmp_path):
@@ -210,8 +209,7 @@ def test_task_3_vote(tmp_path, answers, expected):
     ids=["two", "three", "equal", "nothing shared", "one branch", "one empty branch", "none"],
 )
 def test_task_4_page_counts(pages, expected):
-    counts = tuple(count_pages(pages))
-    assert counts == expected, f"expected (stored, shared, saved) = {expected}, got {counts}"
+    assert_equal(tuple(count_pages(pages)), expected, f"(stored, shared, saved) = {expected}")
 
 
 def test_task_4_count_fields():

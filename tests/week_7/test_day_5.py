@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import assert_equal
 from tests.week_7.support import total_is_12
 from tiny_llm.agent import Agent, ScriptedModel, Tool, assistant
 from tiny_llm.agent.evaluation import EvalTask, Result, case_seed, report, run_case, wilson_interval
@@ -188,9 +189,7 @@ def test_task_4_lines():
     expected = ["add", "copy", "all", "digest"]
     assert names == expected, f"expected the lines {expected}, got {names}"
     counts = [re.findall(r"(\d+) of (\d+)", line) for line in lines[:3]]
-    assert counts == [[("1", "3")], [("2", "2")], [("3", "5")]], (
-        f"expected 1 of 3, 2 of 2 and 3 of 5, got {counts}"
-    )
+    assert_equal(counts, [[("1", "3")], [("2", "2")], [("3", "5")]], "1 of 3, 2 of 2 and 3 of 5")
 
 
 def test_task_4_report_does_not_depend_on_the_order():

@@ -2,7 +2,8 @@
 //
 //     x[d] ≈ row[d] · scale,   scale = max |x| / 127
 //
-// A row is the key or value of one token and head, of D elements. Each row is quantized
+// A row is the key or value of one token and head, of D elements; rows may end with padding, so
+// that layers with different D share pages (kv_storage/paged_storage.py). Each row is quantized
 // independently, when it is written, so its bits do not depend on other rows. A row with an
 // infinite or NaN element has the scale NaN, so that attention to it gives NaN instead of a wrong
 // number.

@@ -169,6 +169,7 @@ void check_window(InstructionSet set, int64_t L, int64_t S, int64_t D, int64_t w
                                        .sinks = has_sinks ? SINKS : nullptr,
                                        .query_head_stride = D,
                                        .query_token_stride = H_q * D,
+                                       .row_bytes = D * item_bytes(format),
                                        .week4_kernel = {}};
         const PagedSequence sequence = {0, 0, L, S, table.data()};
         const int rows = static_cast<int>(L * H_q / H);

@@ -165,8 +165,9 @@ class LocalModel:
         if self._script is not None:
             return self._script.complete(messages, tools, seed)
         tool_calls = ToolCallOptions(self._format, tools) if tools else None
-        tags = think_tags(self._llm.tokenizer)
-        parser = make_output_parser(self._format, True, False, tool_calls, think_tags=tags)
+        tokenizer, tags = self._llm.tokenizer, think_tags(self._llm.tokenizer)
+        reasoning_open = tokenizer.decode(output.prompt_token_ids).rstrip().endswith(tags[0])
+        parser = make_output_parser(self._format, True, reasoning_open, tool_calls, think_tags=tags)
         deltas = [*parser.feed(output.text), *parser.finish(output.finish_reason == "length")]
         text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
         calls = [(d.name, d.arguments) for d in deltas if isinstance(d, ToolCallDelta)]

@@ -68,7 +68,8 @@ class EngineArgs:
         adapter_path: LoRA adapter for all requests: a folder written by mlx_lm.lora or PEFT.
         lora_modules: LoRA adapters by name; a request selects one by its name.
         enable_prefix_caching: whether to keep and share the pages of common prefixes.
-        prefix_cache_dir: directory that keeps prefix cache pages for later runs and processes.
+        prefix_cache_dir: directory that keeps prefix cache pages for later runs and processes;
+            models without full attention then keep the pages before their window in memory.
         prefix_cache_disk_bytes: maximum bytes in --prefix-cache-dir, over all models; the least
             recently used pages are evicted; by default, 1e10.
         tensor_parallel_size: shard the model across N processes on this machine, or across the N
@@ -265,12 +266,13 @@ class EngineArgs:
         return self.lora_modules or {}
 
     @property
-    def memory_limits(self) -> tuple[int, int, int | None, float | None, int, bool]:
+    def memory_limits(self) -> tuple[int, int, int | None, float | None, int, bool, bool]:
         """Last arguments of `plan_kv_memory`: page size, limits and memory budget."""
         limits = self.block_size, self.max_num_seqs, self.max_model_len, self.kv_cache_bytes
         # This backend copies 8-bit pages, so layers cannot share their memory.
         one_table = self.kv_cache_dtype == "int8" and self.attention_backend == "reference"
-        return *limits, self.max_num_batched_tokens, one_table
+        keeps_prefix = self.prefix_cache_dir is not None
+        return *limits, self.max_num_batched_tokens, one_table, keeps_prefix
 
     @property
     def max_drafts(self) -> int:

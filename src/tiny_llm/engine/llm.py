@@ -89,7 +89,7 @@ class LLM(EngineCore):
         memory = plan_kv_memory(models.all, available_memory(), *args.memory_limits)
         if memory.reason:
             log.info("KV memory: up to %.2f GB, %s", memory.num_bytes / 1e9, memory.reason)
-        if memory.layouts[0].ignores_windows:
+        if memory.ignores_windows:
             log.info("layers with a sliding window keep all pages, like those with full attention")
         config = SchedulerConfig(
             num_pages=memory.num_pages,

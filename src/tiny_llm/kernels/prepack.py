@@ -3,9 +3,13 @@
 The CPU's vector kernels multiply one 32-bit element (eight 4-bit weights) from each of many rows at
 once: 16 rows on AVX2, 64 on AVX-512. In MLX's row-major layout, those elements are a row apart.
 *Interleaved* rows are stored column by column, so elements that are multiplied together are
-adjacent. Both layouts take the same memory and give bit-identical results. An array's shape tells
-its layout: row-major O×W (O rows of W elements), interleaved (O/R)×W×R, where R is the number of
-rows that the kernels read together. Matrices of X experts have a leading axis X.
+adjacent. Both layouts give bit-identical results. An array's shape tells its layout: row-major O×W
+(O rows of W elements), interleaved (O/R)×W×R, where R is the number of rows that the kernels read
+together. Matrices of X experts have a leading axis X.
+
+Weights are *symmetric* if every bias is −2^(bits − 1) · scale, as in GGUF's Q4_0, Q6_K and Q8_0.
+The kernels compute these biases, so interleaved ones are empty: (O/R)×0×R. With 4 bits in groups of
+32, that saves a tenth of the memory.
 
 `load_weights` prepacks while reading. `prepack_model` prepacks models loaded by other means, when a
 Week 2, Week 3 or engine model is built from them.
@@ -13,6 +17,7 @@ Week 2, Week 3 or engine model is built from them.
 
 import copy
 import functools
+import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -78,8 +83,7 @@ def row_major_layer(mlx_layer: Any) -> Any:
         return mlx_layer
     layer = copy.copy(mlx_layer)
     if not is_row_major(mlx_layer):
-        for name in _array_names(mlx_layer):
-            setattr(layer, name, to_row_major(mlx_layer[name]))
+        _restore_arrays(layer, mlx_layer)
     if is_floating:
         layer.scales, layer.mode = bfloat16_to_e8m0(layer.scales), "mxfp4"
     return layer
@@ -105,9 +109,25 @@ def prepack_model(mlx_model: Any) -> Any:
     prepacked_model = copy_tree(mlx_model)
     for layer, prepacked in zip(layers, prepackable_layers(prepacked_model), strict=True):
         memory.prepack_layers(prepacked)
-        for name in _array_names(prepacked):
-            setattr(layer, name, to_row_major(prepacked[name]))
+        _restore_arrays(layer, prepacked)
     return prepacked_model
+
+
+def _restore_arrays(layer: Any, prepacked: Any) -> None:
+    """Sets a layer's arrays to the row-major arrays of its prepacked copy."""
+    for name in _array_names(prepacked):
+        setattr(layer, name, to_row_major(prepacked[name]))
+    if "biases" in prepacked and prepacked.biases.size == 0:
+        zero_point = 2 ** (layer.bits - 1)
+        layer.biases = mx.multiply(layer.scales, -zero_point, stream=_any_thread_stream())
+
+
+def _is_symmetric(layer: Any) -> bool:
+    for part in slice(1), slice(None):  # the start suffices for most other weights
+        scales, biases = (layer[name][part].astype(mx.float32) for name in ("scales", "biases"))
+        if not mx.array_equal(biases, scales * -(2 ** (layer.bits - 1))):
+            return False
+    return True
 
 
 def _lookup(mapping: WeakIdMap[T], array: mx.array) -> T | None:
@@ -185,6 +205,10 @@ class PrepackedWeights:
         for layer in prepackable_layers(module):
             for name in _array_names(layer):
                 setattr(layer, name, self._interleave(layer[name]))
+            reads_all_biases = bool(os.environ.get("TINY_LLM_MATMUL"))  # a kernel of Week 4
+            if "biases" in layer and not reads_all_biases and _is_symmetric(layer):
+                self._used -= _aligned_nbytes(layer.biases)
+                layer.biases = layer.biases[..., :0, :]
 
     def _interleave(self, matrix: mx.array) -> mx.array:
         """Interleaves N..×O×W to N..×(O/R)×W×R, with the N.. experts as one matrix."""

@@ -16,8 +16,14 @@ SCALE_BYTES = 4
 SMALLEST_NORMAL = 2.0**-126  # of float32
 
 
-def kv_row_width(head_dim: int, kv_cache_dtype: KvCacheDtype) -> int:
-    return head_dim + (SCALE_BYTES if kv_cache_dtype == "int8" else 0)
+def kv_row_width(head_dim: int, min_head_dim: int, kv_cache_dtype: KvCacheDtype) -> int:
+    """Elements of a row, including the padding of an 8-bit row.
+
+    If `head_dim` is n times the model's smallest head size, a row is as long as n rows of that
+    size, so that layers of both sizes can share pages.
+    """
+    num_scales = 1 if head_dim % min_head_dim else head_dim // min_head_dim
+    return head_dim + (SCALE_BYTES * num_scales if kv_cache_dtype == "int8" else 0)
 
 
 def row_scales(x: mx.array) -> mx.array:

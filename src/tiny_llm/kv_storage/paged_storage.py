@@ -242,7 +242,7 @@ class PagedStorage:
     so a page allocator should prefer pages in `resident`.
 
     Args:
-        layout: with row widths D, or D + 4 for 8-bit rows, which end with a 4-byte scale.
+        layout: with row widths as `kv_row_width` computes them.
         states: state slots of linear-attention layers, if any.
 
     Attributes:

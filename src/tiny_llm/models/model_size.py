@@ -79,7 +79,7 @@ def size_of_tree(model: Any) -> ModelSize:
     arrays: Any = tree_flatten(model)
     # mlx_lm's modules also contain functions.
     total = sum(array.nbytes for _, array in arrays if isinstance(array, mx.array))
-    dtype = activation_dtype(parts.embed_tokens, parts.norm)
+    dtype = activation_dtype(parts, config.exceeds_float16)
     state_bytes = 0
     if config.delta_net is not None:
         state_bytes = len(config.delta_net.layers) * state_shape(config.delta_net, dtype).nbytes

@@ -16,7 +16,7 @@ from tests.engine.disk_cache.support import (
 )
 from tests.engine.hybrid import build, conversation, run_transcript, write_hybrid
 from tests.engine.support import MORE_CASES, PARAGRAPH, assert_same_outputs, chat, finish, run_cases
-from tests.engine.test_sliding_window import WINDOW_CASES, random_model
+from tests.engine.test_sliding_window import WINDOW, WINDOW_CASES, random_model
 from tests.support import object_schema
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, load
 from tiny_llm.kv_storage.disk.store import PageStore
@@ -66,10 +66,19 @@ def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
             assert llm.disk_cache.stats.num_errors == 0
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "rows of two sizes"])
-@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8", "block_size": 4}])
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [
+        ("qwen2", {}),
+        ("mistral", {}),
+        ("rows of two sizes", {"kv_cache_dtype": "int8", "block_size": 4}),
+    ],
+)
 def test_layers_with_a_window(tmp_path, model_type, options):
-    """The window's pages are read for the end of the prefix only."""
+    """The window's pages are read for the end of the prefix only.
+
+    Mistral, without full attention, keeps all pages.
+    """
     model = random_model(model_type), load("demo")[1]
     options = {"block_size": 8, "seed": 1, **options}
     cases = [*WINDOW_CASES[:2], *WINDOW_CASES[-2:]]
@@ -77,8 +86,8 @@ def test_layers_with_a_window(tmp_path, model_type, options):
     cold = run_cases(LLM(model, enable_prefix_caching=False, **options), order, cases=cases)
     for run_index in range(2):
         with engine(tmp_path, model, **options) as llm:
-            num_groups = 1 if len(options) > 2 and model_type != "qwen2" else 2
-            assert len(llm.scheduler.config.kv_groups) == num_groups
+            windows = [group.window for group in llm.scheduler.config.kv_groups]
+            assert windows == ([0] if model_type == "mistral" else [0, WINDOW])
             run = run_cases(llm, order, 2 * run_index, cases)
             assert_same(cold, run, f"run {run_index}")
             assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)

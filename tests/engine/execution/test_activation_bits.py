@@ -32,7 +32,7 @@ def test_gates_remain_exact_and_the_model_is_not_changed(tmp_path):
     config = {**MIXTURE, "quantization": {"group_size": 64, "bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     model, _ = load_weights(str(tmp_path), load_format="dummy", with_tokenizer=False)
-    rounded = with_8_bit_activations(model)
+    rounded = with_8_bit_activations(model, mx.bfloat16)
     bits = {
         path.split(".")[-1]: getattr(layer, "activation_bits", 16)
         for path, layer in rounded.named_modules()

@@ -5,6 +5,7 @@ import pytest
 from tests.engine.scheduler_harness import add, scheduler, serve, step
 from tiny_llm.engine.execution.kv_memory import KvMemory, plan_kv_memory
 from tiny_llm.engine.scheduling.config import MIN_STATE_SLOTS, KvGroup
+from tiny_llm.kv_storage.int8_rows import kv_row_width
 from tiny_llm.kv_storage.paged_storage import KvLayout, KvTable, LayerKv
 
 PAGE, STEP, TOKENS = 16, 512, 16_384
@@ -19,6 +20,8 @@ def mixed(num_layers: int, period: int, window: LayerKv, full: LayerKv) -> list[
 GPT_OSS = mixed(24, 2, LayerKv(128, 8, 64), LayerKv(0, 8, 64))
 GEMMA_4_E4B = mixed(24, 6, LayerKv(512, 2, 256), LayerKv(0, 2, 512))
 GEMMA_4_26B = mixed(30, 6, LayerKv(1024, 8, 256), LayerKv(0, 2, 512))
+SMALL_ROW, LARGE_ROW = (kv_row_width(head_dim, 256, "int8") for head_dim in (256, 512))
+GEMMA_4_INT8 = mixed(24, 6, LayerKv(512, 2, SMALL_ROW), LayerKv(0, 2, LARGE_ROW))
 GEMMA_3_1B = mixed(26, 6, LayerKv(512, 1, 256), LayerKv(0, 1, 256))
 
 
@@ -57,6 +60,7 @@ def test_default_memory_is_enough_for_all_requests_or_three_quarters_of_the_avai
         (GEMMA_4_26B, 5, 6, 11),  # that of a window table holds half a block
         (GEMMA_3_1B, 4, 7, 7),  # the last of six window tables has two layers instead of four
         (mixed(34, 6, LayerKv(9, 1, 8), LayerKv(0, 1, 8)), 5, 7, 7),
+        (GEMMA_4_INT8, 4, 6, 7),
         (mixed(12, 3, LayerKv(8, 1, 260), LayerKv(0, 1, 516)), 12, 1, 1),  # no common page size
         ([LayerKv(8, 1, 16)] * 3, 3, 1, 1),
     ],
@@ -86,7 +90,7 @@ def test_full_attention_is_the_first_group():
     assert layout.groups == [(0, 3), (9, 1), (4, 2)]
 
 
-@pytest.mark.parametrize("layers", [GPT_OSS, GEMMA_4_E4B, GEMMA_4_26B, GEMMA_3_1B])
+@pytest.mark.parametrize("layers", [GPT_OSS, GEMMA_4_E4B, GEMMA_4_26B, GEMMA_4_INT8, GEMMA_3_1B])
 @pytest.mark.parametrize("sharing", [False, True])
 def test_memory_of_a_long_request(layers, sharing):
     """Layers with a window keep the window and a step; a full-attention layer keeps everything."""

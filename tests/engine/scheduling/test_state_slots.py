@@ -13,10 +13,7 @@ from tiny_llm import OutOfPagesError
 from tiny_llm.engine.scheduling.checkpoints import Checkpoints
 from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.scheduler import Scheduler
-from tiny_llm.engine.scheduling.state_slots import (
-    CHECKPOINT_INTERVAL,
-    StateSlots,
-)
+from tiny_llm.engine.scheduling.state_slots import CHECKPOINT_INTERVAL, StateSlots
 
 SLOT_COUNTS = (2, 3, 4, 6, 10, 20)
 

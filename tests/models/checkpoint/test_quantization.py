@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 
-from tests.models.support import FAMILIES, MIXTURE, sequence_logits, write_family
+from tests.models.support import (
+    FAMILIES,
+    HYBRID,
+    MIXTURE,
+    name_of,
+    sequence_logits,
+    write_checkpoint,
+    write_family,
+)
 from tests.support import as_numpy, assert_close, random
 from tiny_llm.kernels.mxfp4 import bfloat16_to_e8m0, e8m0_to_bfloat16
 from tiny_llm.kernels.prepack import is_kernel_supported, row_major_layer
@@ -165,7 +173,11 @@ MIXED = {
     "model.layers.0.mlp.gate": {"bits": 8, "group_size": 64},
     "model.layers.1.mlp.switch_mlp.up_proj": {"bits": 5, "group_size": 32},
     "model.layers.1.mlp.up_proj": {"mode": "mxfp4", "bits": 4, "group_size": 32},
+    "model.layers.0.linear_attn.in_proj_qkv": {"bits": 8, "group_size": 64},
+    "model.layers.0.linear_attn.in_proj_a": False,
+    "model.layers.1.self_attn.q_proj": {"bits": 8, "group_size": 32},
 }
+MLX_HYBRID = {**HYBRID, "model_type": "qwen3_5"}
 QUANTIZATIONS = {
     **{f"{bits} bits": {"bits": bits, "group_size": 32} for bits in (2, 3, 4, 5, 6, 8)},
     **{mode: {"mode": mode, "bits": MODES[mode][0][0], "group_size": MODES[mode][1][0]}
@@ -175,66 +187,63 @@ QUANTIZATIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", QUANTIZATIONS)
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
-def test_model_matches_mlx_lm(tmp_path, family, name):
+TOKENS = [(7 * i) % 211 for i in range(20)]
+
+
+def load_both(folder, config):
+    """The engine's model and `mlx_lm`'s of a random checkpoint; (ours, theirs)."""
     from mlx_lm.utils import load_model
 
-    config = {**FAMILIES[family]}
-    if QUANTIZATIONS[name] is not None:
-        config["quantization"] = QUANTIZATIONS[name]
-    folder = write_family(tmp_path, config)
-    ids = [(7 * i) % 211 for i in range(20)]
-    model = serving_model(name, read_checkpoint(folder, config), page_size=16)
-    theirs = load_model(folder)[0]
-    [expected] = theirs(mx.array([ids]))
-    # The bound is wide, because MLX's CPU kernel sums in bfloat16, and tiny-llm's and mlx_lm's
-    # layers round to bfloat16 after different operations.
-    assert_close(sequence_logits(model, ids), expected, "load_weights", ulps=10)
-    actual = sequence_logits(serving_model(name, theirs, page_size=16), ids)
+    write_family(folder, config)
+    ours = serving_model("file", read_checkpoint(folder, config), page_size=16)
+    if config["model_type"] == "qwen3_5":  # mlx_lm expects its own parameter paths
+        forms = {
+            path.replace("model.", "language_model.model.", 1): form
+            for path, form in (config.get("quantization") or {}).items()
+        }
+        config = {**config, "quantization": forms}
+        (folder / "config.json").write_text(json.dumps(config))
+        named = serving_model("file", read_checkpoint(folder, config), page_size=16)
+        assert_same_logits(named, ours, "paths with and without the prefix")
+    return ours, load_model(folder)[0]
+
+
+def assert_same_logits(actual, expected, what):
     np.testing.assert_array_equal(
-        as_numpy(actual), as_numpy(sequence_logits(model, ids)), "compared with mlx_lm's model"
+        *(as_numpy(sequence_logits(model, TOKENS)) for model in (actual, expected)), what
     )
 
 
-@pytest.mark.parametrize("name", ["3 bits", "4 bits", "8 bits", "mxfp4", "nvfp4", "mixed", "plain"])
-@pytest.mark.parametrize("config", [FAMILIES["qwen2"], MIXTURE], ids=["qwen2", "qwen3_moe"])
-def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
-    """In float32, because bfloat16 rounding may change which experts are chosen."""
-    from mlx_lm.utils import load_model
-
-    config = {**config, "torch_dtype": "float32"}
-    if QUANTIZATIONS[name] is not None:
-        config["quantization"] = {**QUANTIZATIONS[name], "model.embed_tokens": False}
-    folder = write_family(tmp_path, config)
-    ids = [(7 * i) % 211 for i in range(20)]
-    model = serving_model("float32", read_checkpoint(folder, config), page_size=16)
-    theirs = load_model(folder)[0]
-    actual = as_numpy(sequence_logits(model, ids))
-    np.testing.assert_allclose(actual, as_numpy(theirs(mx.array([ids]))[0]), atol=1e-4)
-    given = serving_model("float32", theirs, page_size=16)
-    np.testing.assert_array_equal(as_numpy(sequence_logits(given, ids)), actual)
-
-
-@pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("name", ["4 bits", "mxfp4", "mixed"])
-def test_mlx_lm_experts_are_repacked_without_changing_its_model(tmp_path, name):
-    from mlx_lm.utils import load_model
-
-    config = {**MIXTURE}
-    if QUANTIZATIONS[name] is not None:
-        config["quantization"] = QUANTIZATIONS[name]
-    folder = write_family(tmp_path, config)
-    ids = [(7 * i) % 211 for i in range(20)]
-    theirs = load_model(folder)[0]
-    before = theirs(mx.array([ids]))
+@pytest.mark.parametrize("name", QUANTIZATIONS)
+@pytest.mark.parametrize("config", [FAMILIES["qwen3"], FAMILIES["llama"], MIXTURE], ids=name_of)
+def test_model_matches_mlx_lm(tmp_path, config, name):
+    ours, theirs = load_both(tmp_path, {**config, "quantization": QUANTIZATIONS[name]})
+    [before] = theirs(mx.array([TOKENS]))
+    if config is not MIXTURE:  # rounding to bfloat16 may change which experts are chosen
+        # The bound is wide, because MLX's CPU kernel sums in bfloat16, and tiny-llm's and mlx_lm's
+        # layers round to bfloat16 after different operations.
+        assert_close(sequence_logits(ours, TOKENS), before, "load_weights", ulps=10)
     mx.eval(before)
-    results = []
-    for given in (theirs, read_checkpoint(folder, config)):
-        model = serving_model(name, given, page_size=16)
-        results.append(as_numpy(sequence_logits(model, ids)))
-    np.testing.assert_array_equal(*results)
-    np.testing.assert_array_equal(as_numpy(theirs(mx.array([ids]))), as_numpy(before))
+    given = serving_model(name, theirs, page_size=16)
+    assert_same_logits(given, ours, "compared with mlx_lm's model")
+    [after] = theirs(mx.array([TOKENS]))
+    np.testing.assert_array_equal(as_numpy(after), as_numpy(before), "mlx_lm's model is unchanged")
+
+
+@pytest.mark.parametrize("name", ["3 bits", "4 bits", "8 bits", "mxfp4", "nvfp4", "mixed", "plain"])
+@pytest.mark.parametrize("config", [FAMILIES["qwen2"], MIXTURE, MLX_HYBRID], ids=name_of)
+def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
+    forms = QUANTIZATIONS[name]
+    if forms is not None:
+        # with an unquantized embedding, activations stay in float32
+        config = {**config, "quantization": {**forms, "model.embed_tokens": False}}
+    ours, theirs = load_both(tmp_path, {**config, "torch_dtype": "float32"})
+    actual, expected = sequence_logits(ours, TOKENS), theirs(mx.array([TOKENS]))[0]
+    atol = 5e-4 if "linear_key_head_dim" in config else 1e-4
+    np.testing.assert_allclose(as_numpy(actual), as_numpy(expected), atol=atol)
+    if config["model_type"] != "qwen3_5":
+        given = serving_model(name, theirs, page_size=16)
+        assert_same_logits(given, ours, "compared with mlx_lm's model")
 
 
 @pytest.mark.parametrize(
@@ -264,22 +273,19 @@ def test_activations_keep_the_checkpoints_dtype(tmp_path, mode, dtype):
     options = {"group_size": group_size, "bits": bits, "mode": mode}
     plain = {**FAMILIES["qwen3"], "torch_dtype": dtype}
     config = {**plain, "quantization": options}
-    folder, reference = write_family(tmp_path / "model", config), tmp_path / "reference"
+    folder = write_family(tmp_path / "model", config)
     weights: Any = mx.load(str(folder / "model.safetensors"))
     for name in [name for name in weights if name.endswith(".scales")]:
         path = name.removesuffix(".scales")
         arrays = [weights.pop(f"{path}.{part}", None) for part in ("weight", "scales", "biases")]
         weights[f"{path}.weight"] = mx.dequantize(*arrays, **options)
-    reference.mkdir()
-    (reference / "config.json").write_text(json.dumps(plain))
     weights = {name: weight.astype(mx.float32) for name, weight in weights.items()}
-    mx.save_safetensors(str(reference / "model.safetensors"), weights, metadata={"format": "mlx"})
+    reference = write_checkpoint(tmp_path / "reference", plain, weights)
     log_probs = []
     for each, settings in ((folder, config), (reference, plain)):
         model = serving_model(mode, read_checkpoint(each, settings), page_size=16)
         assert model.dtype == (mx.float32 if each is reference else getattr(mx, dtype))
-        logits = sequence_logits(model, [(7 * i) % 211 for i in range(20)]).astype(mx.float32)
+        logits = sequence_logits(model, TOKENS).astype(mx.float32)
         log_probs.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     error = mx.abs(log_probs[0] - log_probs[1]).max().item()
-    print(mode, dtype, error)
     assert error < (1e-4 if dtype == "float32" else 2e-2)

@@ -128,22 +128,18 @@ def test_other_libraries_quantization_is_rejected(editor, method):
             load_either(editor.save())
 
 
+def words(*shape: int) -> mx.array:
+    return mx.zeros(shape, mx.uint32)
+
+
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
         (f"{PROJECTION}.weight", None, "is missing from the checkpoint; .* implies shape 256×16"),
         (f"{PROJECTION}.scales", None, "has shape 256×16, expected 256×128"),
         (f"{PROJECTION}.biases", None, "is missing from the checkpoint; .* implies shape 256×2"),
-        (
-            f"{PROJECTION}.weight",
-            mx.zeros((255, 16), mx.uint32),
-            "has shape 255×16, expected 256×16 for 4 bits in groups of 64",
-        ),
-        (
-            f"{PROJECTION}.weight",
-            mx.zeros((256, 17), mx.uint32),
-            "has shape 256×17, expected 256×16",
-        ),
+        (f"{PROJECTION}.weight", words(255, 16), "has shape 255×16, expected 256×16 for 4 bits"),
+        (f"{PROJECTION}.weight", words(256, 17), "has shape 256×17, expected 256×16"),
         (f"{PROJECTION}.scales", mx.zeros((256,)), "has shape 256, expected 256×2"),
         (f"{PROJECTION}.biases", mx.zeros((256, 3)), "has shape 256×3, expected 256×2"),
         ("model.norm.weight", None, "is missing from the checkpoint; .* implies shape 128"),
@@ -252,9 +248,7 @@ def test_complete_file_is_preferred_to_a_stale_index(editor, capsys):
 def test_missing_and_unexpected_tensors_are_named(editor):
     for name in [name for name in editor.weights if ".layers.1." in name]:
         editor.weights[name.replace("layers.1", "layers.7")] = editor.weights.pop(name)
-    with pytest.raises(
-        ModelError, match=r"and \d+ more are missing .*; .* \d+ more are not ten"
-    ) as e:
+    with pytest.raises(ModelError, match=r"and \d+ more are missing .*; .* \d+ more are not") as e:
         load_weights(editor.save())
     assert str(e.value).count("layers.1.") == str(e.value).count("layers.7.") == 5
 

@@ -1,10 +1,20 @@
 """Attention backends give equal outputs, and unknown names are rejected."""
 
+import numpy as np
 import pytest
 
-from tests.models.support import FAMILIES, GEMMA4, MIXTURE, run_changing_batch, run_sequence
+from tests.models.support import (
+    FAMILIES,
+    GEMMA4,
+    GEMMA4_MIXTURE,
+    HYBRID,
+    MIXTURE,
+    name_of,
+    run_changing_batch,
+    run_sequence,
+)
 from tests.ops.test_graph_capture_models import run_ragged
-from tests.support import assert_close, assert_same_bits
+from tests.support import as_numpy, assert_close, assert_same_bits
 from tiny_llm import LLM, SamplingParams, UserError
 from tiny_llm.models import ATTENTION_BACKENDS, serving_model
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
@@ -13,14 +23,10 @@ from tiny_llm.models.families import attention_backends
 WINDOW = {**FAMILIES["mistral"], "sliding_window": 9}
 
 
-def name_of(config):
-    return config["model_type"]
-
-
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("run", [run_sequence, run_changing_batch, run_ragged])
 @pytest.mark.parametrize(
-    "config", [*map(FAMILIES.get, ("qwen3", "llama")), WINDOW, GEMMA4], ids=name_of
+    "config", [*map(FAMILIES.get, ("qwen3", "llama")), WINDOW, GEMMA4, HYBRID], ids=name_of
 )
 def test_gathered_and_paged_attention_are_bitwise_equal(config, run):
     checkpoint = random_checkpoint({**config, "quantization": {"mode": "mxfp4"}})
@@ -30,7 +36,7 @@ def test_gathered_and_paged_attention_are_bitwise_equal(config, run):
 
 
 @pytest.mark.parametrize("backend", ["flash", "reference"])
-@pytest.mark.parametrize("config", [FAMILIES["qwen3"], MIXTURE], ids=["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("config", [FAMILIES["qwen3"], MIXTURE, FAMILIES["gpt_oss"]], ids=name_of)
 def test_engine_output_with_each_backend(demo, config, backend, monkeypatch):
     calls = []
     for name in ("_attend_sequence", "paged_attention_varlen_reference"):
@@ -52,6 +58,19 @@ def test_engine_output_with_each_backend(demo, config, backend, monkeypatch):
     assert outputs[0] == outputs[1]
     expected = "_attend_sequence" if backend == "flash" else "paged_attention_varlen_reference"
     assert set(calls) == {expected}
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("config", [GEMMA4, GEMMA4_MIXTURE, FAMILIES["gpt_oss"]], ids=name_of)
+@pytest.mark.parametrize("run", [run_sequence, run_changing_batch])
+def test_int8_pages(config, run):
+    checkpoint = random_checkpoint({**config, "torch_dtype": "float32"})
+    paged, reference = (
+        as_numpy(run(serving_model("it", checkpoint, 16, backend, "int8")))
+        for backend in ("paged", "reference")
+    )
+    # Different roundings in float32 may round a key or value to another 8-bit integer.
+    assert np.sqrt(np.mean((paged - reference) ** 2)) < 2**-6 * np.sqrt(np.mean(reference**2))
 
 
 @pytest.mark.parametrize("given", ["FLASH_ATTN", "", None, ["paged"]])

@@ -67,17 +67,20 @@ def write_tensors(
         written = kind if is_matrix else Type.F32
         if is_matrix and expert_kind is not None and "_exps" in target:
             written = expert_kind
-        writer.add_tensor(
-            target, gguf.quants.quantize(array.astype(np.float32), written), raw_dtype=written
-        )
+        data = gguf.quants.quantize(array.astype(np.float32), written)
+        writer.add_tensor(target, data, raw_dtype=written)
     factors = _rope_factors(config)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors)
+    write_file(writer)
+    return path
+
+
+def write_file(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def _add_metadata(

@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
+from tests.models.gguf.support import write_file
 from tiny_llm.models import ModelError
 from tiny_llm.models.gguf.reader import open_gguf
 
@@ -19,10 +20,7 @@ def file(tmp_path):
     writer.add_array("words", ["a", "é", ""])
     writer.add_tensor("rows", np.arange(12, dtype=np.float32).reshape(3, 4))
     writer.add_tensor("more", np.arange(5, dtype=np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(writer)
     return tmp_path / "model.gguf"
 
 
@@ -87,10 +85,7 @@ def test_unsupported_types_are_named(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     kind = gguf.GGMLQuantizationType.IQ4_XS
     writer.add_tensor("rows", np.zeros((2, 136), np.uint8), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(writer)
     with pytest.raises(ModelError, match="'rows' in type IQ4_XS, .*Q4_0, .*, such as Q4_K_M"):
         open_gguf(tmp_path / "model.gguf")
 

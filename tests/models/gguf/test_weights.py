@@ -9,12 +9,10 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf import quants
 
-from tests.models import test_parity_hybrid as parity_hybrid
-from tests.models import test_parity_transformers as parity
+from tests.models import parity
 from tests.models.gguf.support import write_model
+from tests.models.parity import LINEAR, LLAMA3, TIED, YARN, delta_net, experts, heads, rope
 from tests.models.support import import_references, random_ids, sequence_logits, transformers_logits
-from tests.models.test_parity_hybrid import attention, delta_net
-from tests.models.test_parity_transformers import LLAMA3, YARN, heads
 from tests.support import as_numpy
 from tiny_llm import load_weights
 from tiny_llm.kernels.prepack import copy_tree, row_major_layer
@@ -24,107 +22,48 @@ from tiny_llm.models.gguf.reader import open_gguf
 from tiny_llm.models.model_size import model_size, size_of_tree
 from tiny_llm.models.serving_model import serving_model
 
-torch: Any
-transformers: Any
-
 
 @pytest.fixture(scope="module", autouse=True)
-def _import_references() -> None:
-    global torch, transformers
-    torch, transformers = import_references()
-    parity.torch = parity_hybrid.torch = torch
+def _references() -> None:
+    import_references()
 
 
-SIZES = {
-    "vocab_size": 211,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-}
-MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SIZES = {**parity.SIZES, "hidden_size": 64, "intermediate_size": 96, "rms_norm_eps": 1e-5}
+MIXTURE = experts(5, 2, 32)
 SHARED = {"shared_expert_intermediate_size": 64}
-HYBRID = {**attention(4, 2, 16), **delta_net(2, 4, 32, 32), "num_hidden_layers": 5}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    **LLAMA3,
-    "original_max_position_embeddings": 8192,
+HYBRID = {
+    **parity.hybrid_attention(4, 2, 16),
+    **delta_net(2, 4, 32, 32),
+    "num_hidden_layers": 5,
 }
+LLAMA3_ROPE = rope(LLAMA3, rope_theta=5e5, original_max_position_embeddings=8192)
 BIASES = {"attention_bias": True, "mlp_bias": True}
+GEMMA3 = {"sliding_window": 13, "num_hidden_layers": 7, "query_pre_attn_scalar": 16}
+E2B = {"global_head_dim": 32, "hidden_size_per_layer_input": 32}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", heads(4, 2, 16)),
-    "llama-tied": ("Llama", {**heads(4, 4, 24), **BIASES, "tie_word_embeddings": True}),
-    "llama-3.1": ("Llama", {**heads(8, 1, 32), "rope_parameters": LLAMA3_ROPE}),
-    "llama-linear": (
-        "Llama",
-        {
-            **heads(4, 2, 16),
-            "rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0},
-        },
-    ),
+    "llama-tied": ("Llama", {**heads(4, 4, 24), **BIASES, **TIED}),
+    "llama-3.1": ("Llama", {**heads(8, 1, 32), **LLAMA3_ROPE}),
+    "llama-linear": ("Llama", {**heads(4, 2, 16), **rope(LINEAR)}),
     "mistral": ("Mistral", {**heads(4, 2, 16), "sliding_window": 19}),
-    "qwen2": ("Qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
-    "qwen3": (
-        "Qwen3",
-        {**heads(4, 2, 32), "rope_parameters": {**YARN, "original_max_position_embeddings": 64}},
-    ),
+    "qwen2": ("Qwen2", heads(4, 2)),
+    "qwen3": ("Qwen3", {**heads(4, 2, 32), **rope(YARN)}),
     "qwen3moe": ("Qwen3Moe", {**heads(4, 2, 16), **MIXTURE, "norm_topk_prob": True}),
-    "qwen35": ("Qwen3_5", {**HYBRID, "tie_word_embeddings": True}),
+    "qwen35": ("Qwen3_5", {**HYBRID, **TIED}),
     "qwen35moe": ("Qwen3_5Moe", {**HYBRID, **MIXTURE, **SHARED}),
-    "gemma3": (
-        "Gemma3",
-        {
-            **heads(4, 1, 16),
-            "sliding_window": 13,
-            "num_hidden_layers": 7,
-            "query_pre_attn_scalar": 16,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
-            },
-        },
-    ),
-    "gpt-oss": (
-        "GptOss",
-        {
-            **parity.FAMILIES["gpt_oss"][1],
-            **heads(4, 2, 16),
-            "rope_parameters": {**YARN, "original_max_position_embeddings": 64, "truncate": False},
-        },
-    ),
-    "gemma4": (
-        "Gemma4",
-        {
-            **parity.FAMILIES["gemma4-e2b"][1],
-            **heads(4, 1, 16),
-            "global_head_dim": 32,
-            "hidden_size_per_layer_input": 32,
-        },
-    ),
+    "gemma3": ("Gemma3", {**heads(4, 1, 16), **GEMMA3, **rope(parity.GEMMA3_ROPE)}),
+    "gpt-oss": ("GptOss", {**parity.MODELS["gpt_oss"][1], **heads(4, 2, 16)}),
+    "gemma4": ("Gemma4", {**parity.MODELS["gemma4-e2b"][1], **heads(4, 1, 16), **E2B}),
     "gemma4-moe": (
         "Gemma4",
-        {
-            **parity.FAMILIES["gemma4-moe"][1],
-            "global_head_dim": 32,
-            "moe_intermediate_size": 32,
-        },
+        {**parity.MODELS["gemma4-moe"][1], "global_head_dim": 32, "moe_intermediate_size": 32},
     ),
 }
 
 
 def make_model(name: str) -> Any:
     family, fields = MODELS[name]
-    torch.manual_seed(0)
-    model_class = getattr(transformers, f"{family}ForCausalLM")
-    model = model_class(model_class.config_class(**{**SIZES, **fields}))
-    if "linear_num_key_heads" not in fields:
-        return parity.random_model(model)
-    with torch.no_grad():
-        for path, parameter in model.named_parameters():
-            parameter.copy_(parity_hybrid.random_parameter(path, parameter))
-    return model.eval()
+    return parity.random_model(family, {**SIZES, **fields})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -159,17 +98,23 @@ def test_weights_of_quantized_models(tmp_path, name, kind):
         np.testing.assert_array_equal(actual, expected, err_msg=path)
 
 
+def round_to(rows: Any, kind: Type) -> None:
+    """Replaces the values of a torch tensor by those that a type stores."""
+    import torch
+
+    rounded = quants.dequantize(quants.quantize(rows.numpy(), kind), kind)
+    rows.copy_(torch.tensor(rounded).reshape(rows.shape))
+
+
 @pytest.mark.parametrize("name", ["gpt-oss", "gemma4", "gemma4-moe"])
 def test_experts_in_mxfp4_beside_q8_0(tmp_path, name):
     """Weights are those of `gguf`, bit for bit; activations have 16 bits."""
     model = make_model(name)
-    with torch.no_grad():
-        for path, parameter in model.named_parameters():
-            if parameter.ndim > 1 and not path.endswith("bias"):
-                kind = Type.MXFP4 if ".experts." in path else Type.Q8_0
-                rows = parameter.mT if name == "gpt-oss" and ".experts." in path else parameter
-                rounded = quants.dequantize(quants.quantize(rows.numpy(), kind), kind)
-                rows.copy_(torch.tensor(rounded).reshape(rows.shape))
+    for path, parameter in model.named_parameters():
+        if parameter.ndim > 1 and not path.endswith("bias"):
+            kind = Type.MXFP4 if ".experts." in path else Type.Q8_0
+            is_transposed = name == "gpt-oss" and ".experts." in path
+            round_to(parameter.data.mT if is_transposed else parameter.data, kind)
     file = write_model(tmp_path / "model.gguf", model, kind=Type.Q8_0, expert_kind=Type.MXFP4)
     loaded, _ = load_weights(str(file))
     layers = dict(loaded.named_modules())
@@ -212,11 +157,9 @@ def test_logits_of_quantized_models(tmp_path, kind):
     model = make_model("llama")
     file = write_model(tmp_path / "model.gguf", model, kind=kind)
     ours = serving_model("llama", load_weights(str(file))[0], page_size=16)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                rounded = quants.dequantize(quants.quantize(parameter.numpy(), kind), kind)
-                parameter.copy_(torch.tensor(rounded))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            round_to(parameter.data, kind)
     ids = random_ids(40)
     expected = transformers_logits(model, ids)
     error = np.abs(as_numpy(sequence_logits(ours, ids)) - expected)

@@ -126,28 +126,14 @@ def test_unsupported_peft_configs_are_rejected(tmp_path, changes, message):
         (lora_pair(O=1), "has shape 4×1, expected 4×128"),
         (lora_pair("model.embed_tokens", I=211), "adapts the embedding, which is not supported"),
         (lora_pair("lm_head", O=211), "adapts the LM head, which is not supported"),
-        (
-            {**lora_pair(), f"{LAYER}.m": mx.ones(128)},
-            f"'{LAYER}.m' is not a tensor of a LoRA adapter",
-        ),
+        ({**lora_pair(), f"{LAYER}.m": mx.ones(128)}, f"'{LAYER}.m' is not a tensor of a LoRA ad"),
         ({f"{LAYER}.weight": mx.ones((128, 128))}, "is not a tensor of a LoRA adapter"),
         ({f"{LAYER}.lora_a": mx.ones((128, 4))}, "has only one of lora_a and lora_b"),
-        *(
-            ({**lora_pair(), f"{LAYER}.{name}": array}, "are NaN, infinite or")
-            for name, array in (
-                ("lora_a", mx.full((128, 4), mx.nan)),
-                ("lora_b", mx.full((4, 128), mx.inf)),
-            )
-        ),
-        ({name: array.astype(mx.int32) for name, array in lora_pair().items()}, "has dtype I32"),
-        (
-            {name: array.reshape(-1) for name, array in lora_pair().items()},
-            "has shape 512, expected 128×4",
-        ),
-        (
-            {**lora_pair(), **{f"language_model.{k}": v for k, v in lora_pair().items()}},
-            "duplicates ",
-        ),
+        ({**lora_pair(), f"{LAYER}.lora_a": mx.full((128, 4), mx.nan)}, "are NaN, infinite or"),
+        ({**lora_pair(), f"{LAYER}.lora_b": mx.full((4, 128), mx.inf)}, "are NaN, infinite or"),
+        ({name: x.astype(mx.int32) for name, x in lora_pair().items()}, "has dtype I32"),
+        ({name: x.reshape(-1) for name, x in lora_pair().items()}, "has shape 512, expected 128×4"),
+        ({**lora_pair(), **lora_pair(f"language_model.{LAYER}")}, "duplicates "),
     ],
 )
 def test_invalid_tensors_are_rejected(tmp_path, tensors, message):

@@ -60,18 +60,15 @@ def test_reasoning_is_found_under_every_name(name):
 
 
 def test_templates_are_compiled_once():
-    for _ in range(2):
-        render_template("{{ messages | length }} of a kind", MESSAGES)
-    assert _compile("{{ messages | length }} of a kind") is _compile(
-        "{{ messages | length }} of a kind"
-    )
+    template = "{{ messages | length }} of a kind"
+    render_template(template, MESSAGES)
+    assert _compile(template) is _compile(template)
 
 
 def test_template_file(tmp_path):
     file = tmp_path / "template.jinja"
-    file.write_text(
-        "{% generation %}a{% endgeneration %}{% for m in messages %}{% break %}{% endfor %}"
-    )
+    loop = "{% for m in messages %}{% break %}{% endfor %}"
+    file.write_text("{% generation %}a{% endgeneration %}" + loop)
     assert read_template_file(file) == file.read_text()
     file.write_text("a\n{% if")
     with pytest.raises(UserError, match=r"is not valid Jinja \(line 2: "):

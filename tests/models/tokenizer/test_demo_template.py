@@ -1,10 +1,11 @@
 """The demo's chat template renders tools in Qwen3's format."""
 
+from tests.support import function_tool
 from tiny_llm.demo import DRAFT_PATH, HYBRID_PATH, TARGET_PATH
 from tiny_llm.models.tokenizer.chat_template import render_template
 
 TEMPLATE = (TARGET_PATH / "chat_template.jinja").read_text()
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+TOOL = function_tool("weather", {"type": "object"})
 LISTED = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -55,15 +56,15 @@ def test_calls_and_results():
         {"role": "assistant", "content": "I call again.", "tool_calls": CALLS},
         {"role": "tool", "content": "cold"},
     ]
+    sunny, rainy, cold = (
+        f"<tool_response>\n{weather}\n</tool_response>" for weather in ("sunny", "rainy", "cold")
+    )
     assert render_template(TEMPLATE, messages) == (
         turn("user", "Hello")
         + f"<|im_start|>assistant\n{CALLED}"
-        + turn(
-            "user",
-            "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrainy\n</tool_response>",
-        )
+        + turn("user", f"{sunny}\n{rainy}")
         + f"<|im_start|>assistant\nI call again.\n{CALLED}"
-        + turn("user", "<tool_response>\ncold\n</tool_response>")
+        + turn("user", cold)
     )
 
 

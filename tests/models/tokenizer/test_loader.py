@@ -33,9 +33,8 @@ def raw_ids(folder: Path, text: str) -> list[int]:
     ["GPT2Tokenizer", "CodeGenTokenizerFast", "LlamaTokenizer", "Qwen2Tokenizer", "Unknown", None],
 )
 def test_tokenizer_class_does_not_change_the_ids(folder, name):
-    edit(
-        folder, SETTINGS, tokenizer_class=name, auto_map={"AutoTokenizer": ["code.Tokenizer", None]}
-    )
+    own = {"AutoTokenizer": ["code.Tokenizer", None]}
+    edit(folder, SETTINGS, tokenizer_class=name, auto_map=own)
     ours = open_tokenizer(folder, {})
     ids = raw_ids(folder, TEXT)
     assert ours.encode(TEXT) == ids
@@ -78,9 +77,7 @@ def test_tokens_of_older_files_are_added(folder):
 
 def test_files_of_different_models_are_rejected(folder):
     edit(folder, SETTINGS, added_tokens_decoder={"7": {"content": OTHER}})
-    with pytest.raises(
-        ValueError, match=r"<\|im_start\|> has id 7 in tokenizer_config.json and 40"
-    ):
+    with pytest.raises(ValueError, match=r"im_start\|> has id 7 in tokenizer_config.json and 40"):
         open_tokenizer(folder, {})
 
 
@@ -131,9 +128,7 @@ def test_vocabulary_and_merges_are_converted(folder):
     assert ours.encode(TEXT) == load_tokenizer(folder).encode(TEXT)
     assert ours.decode(ours.encode("Hello there")) == "Hello there"
     edit(folder, SETTINGS, tokenizer_class="LlamaTokenizerFast")
-    with pytest.raises(
-        ValueError, match=r"has no tokenizer.json, which .* LlamaTokenizer, requires"
-    ):
+    with pytest.raises(ValueError, match=r"no tokenizer.json, which .* LlamaTokenizer, requires"):
         open_tokenizer(folder, {})
 
 
@@ -170,10 +165,7 @@ def test_sentencepiece_tokens_stream_as_they_decode(folder, decoder):
 
 
 def test_unknown_decoder_is_rejected(folder):
-    edit(
-        folder,
-        "tokenizer.json",
-        decoder={"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
-    )
+    decoder = {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True}
+    edit(folder, "tokenizer.json", decoder=decoder)
     with pytest.raises(ValueError, match=r"has the decoder CTC, expected ByteLevel, or Sentence"):
         open_tokenizer(folder, {})

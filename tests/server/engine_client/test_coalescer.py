@@ -1,6 +1,7 @@
 """Coalescing delays outputs, except first and final ones and errors."""
 
 import asyncio
+import functools
 import threading
 
 import pytest
@@ -58,81 +59,75 @@ def first_update(request_id):
     return update(request_id, "first", is_first=True)
 
 
-def run_with_harness(body, delay=LONG):
-    async def main():
-        harness = Harness(delay)
-        try:
-            await body(harness)
-        finally:
-            harness.close()
+def with_harness(delay=LONG):
+    """Runs an asynchronous test with a harness."""
 
-    asyncio.run(main())
+    def decorate(test):
+        @functools.wraps(test)
+        def run():
+            async def main():
+                harness = Harness(delay)
+                try:
+                    await test(harness)
+                finally:
+                    harness.close()
 
+            asyncio.run(main())
 
-def test_first_output_is_immediate_and_later_ones_are_delayed():
-    async def body(harness):
-        await harness.deliver_first_outputs()
-        await harness.post(update("0", "a"), update("1", "b"))
-        await harness.post(update("0", "c"))
-        assert harness.seen == [[["first"]], [["first"]]]
+        del run.__wrapped__  # whose parameter is not a fixture
+        return run
 
-    run_with_harness(body)
-
-
-def test_final_output_flushes_pending_outputs_in_order():
-    async def body(harness):
-        await harness.deliver_first_outputs()
-        await harness.post(update("0", "a"), update("1", "x"))
-        await harness.post(update("0", "b"))
-        await harness.post(update("0", "end", finish_reason="stop"))
-        assert harness.seen == [[["first"], ["a", "b", "end"]], [["first"]]]
-
-    run_with_harness(body)
+    return decorate
 
 
-def test_error_is_delivered_immediately():
-    async def body(harness):
-        await harness.deliver_first_outputs()
-        harness.streams[0].put(ApiError(500, "It failed."))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert harness.seen[0] == [["first"], ["error"]]
-
-    run_with_harness(body)
-
-
-def test_one_timer_wakes_all_readers():
-    async def body(harness):
-        loop, timers = asyncio.get_running_loop(), []
-        call_later = loop.call_later
-        loop.call_later = lambda *args: (timers.append(args), call_later(*args))[1]
-        await harness.deliver_first_outputs()
-        for text in "abc":
-            await harness.post(update("0", text), update("1", text))
-        assert [timer for timer in timers if timer[0] > 0.05][1:] == []
-        while any(len(seen) < 2 for seen in harness.seen):
-            await asyncio.sleep(0.001)
-        assert harness.seen == [[["first"], ["a", "b", "c"]]] * 2
-
-    run_with_harness(body, delay=0.5)
+@with_harness()
+async def test_outputs_are_delayed_until_a_final_one_flushes_them_in_order(harness):
+    await harness.deliver_first_outputs()
+    await harness.post(update("0", "a"), update("1", "x"))
+    await harness.post(update("0", "b"))
+    assert harness.seen == [[["first"]], [["first"]]]
+    await harness.post(update("0", "end", finish_reason="stop"))
+    assert harness.seen == [[["first"], ["a", "b", "end"]], [["first"]]]
 
 
-def test_output_after_a_pause_is_immediate():
-    async def body(harness):
-        await harness.deliver_first_outputs()
-        await asyncio.sleep(0.02)  # the timer fires without pending outputs and is not rearmed
-        harness.coalescer._delay = lambda: LONG
-        await harness.post(update("0", "a"))
-        assert harness.seen[0] == [["first"], ["a"]]
-        await harness.post(update("0", "b"))
-        assert harness.seen[0] == [["first"], ["a"]]
+@with_harness()
+async def test_error_is_delivered_immediately(harness):
+    await harness.deliver_first_outputs()
+    harness.streams[0].put(ApiError(500, "It failed."))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert harness.seen[0] == [["first"], ["error"]]
 
-    run_with_harness(body, delay=0.001)
+
+@with_harness(delay=0.5)
+async def test_one_timer_wakes_all_readers(harness):
+    loop, timers = asyncio.get_running_loop(), []
+    call_later = loop.call_later
+    loop.call_later = lambda *args: (timers.append(args), call_later(*args))[1]
+    await harness.deliver_first_outputs()
+    for text in "abc":
+        await harness.post(update("0", text), update("1", text))
+    assert [timer for timer in timers if timer[0] > 0.05][1:] == []
+    while any(len(seen) < 2 for seen in harness.seen):
+        await asyncio.sleep(0.001)
+    assert harness.seen == [[["first"], ["a", "b", "c"]]] * 2
+
+
+@with_harness(delay=0.001)
+async def test_output_after_a_pause_is_immediate(harness):
+    await harness.deliver_first_outputs()
+    await asyncio.sleep(0.02)  # the timer fires without pending outputs and is not rearmed
+    harness.coalescer._delay = lambda: LONG
+    await harness.post(update("0", "a"))
+    assert harness.seen[0] == [["first"], ["a"]]
+    await harness.post(update("0", "b"))
+    assert harness.seen[0] == [["first"], ["a"]]
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.0001])
 def test_no_output_is_lost_between_threads(delay):
-    async def body(harness):
+    @with_harness(delay)
+    async def run(harness):
         texts = [str(number) for number in range(2000)]
 
         def engine():
@@ -145,7 +140,7 @@ def test_no_output_is_lost_between_threads(delay):
             await asyncio.sleep(0.001)
         assert [text for together in harness.seen[0] for text in together] == texts
 
-    run_with_harness(body, delay)
+    run()
 
 
 def test_delay_is_two_milliseconds_per_stream_within_bounds():

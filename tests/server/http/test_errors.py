@@ -4,10 +4,8 @@ import httpx2
 import pytest
 
 from tiny_llm.server.http.errors import ERROR_TYPES, ApiError
-from tiny_llm.server.http.unsupported import FIELD_REASONS
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
-QUESTION = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", MESSAGES])
@@ -44,12 +42,3 @@ def test_every_status_has_the_protocols_error_type(status):
     assert error.body(CHAT)["error"]["code"] == "a_code"
     assert error.body(MESSAGES)["error"]["details"] == {"error_code": "a_code"}
     assert error.response(MESSAGES).headers["retry-after"] == "1"
-
-
-@pytest.mark.parametrize("field", FIELD_REASONS)
-def test_unsupported_field_is_rejected_with_its_reason(server, field):
-    rejected = server.post(CHAT, {"messages": QUESTION, field: {}})
-    assert rejected.status_code == 400
-    assert (
-        rejected.json()["error"]["message"] == f"{field} is not supported: {FIELD_REASONS[field]}."
-    )

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.server.running_server import RunningServer
+from tests.server.protocols import PATHS, small_body
+from tests.server.running_server import served
 from tiny_llm.server.anthropic.messages_schema import MessagesRequest
 from tiny_llm.server.http.errors import ACCESS_RECORD, AccessRecord
 from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
@@ -14,14 +15,8 @@ from tiny_llm.server.protocol import base_schema
 HEADER = "x-tiny-llm-ignored-fields"
 USER = {"role": "user", "content": "What is the capital of France?"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-BODIES = {
-    "/v1/chat/completions": {"messages": [USER], "max_tokens": 1},
-    "/v1/completions": {"prompt": "Paris", "max_tokens": 1},
-    "/v1/responses": {"input": [USER], "max_output_tokens": 1},
-    "/v1/messages": {"messages": [USER], "max_tokens": 1},
-    "/v1/messages/count_tokens": {"messages": [USER]},
-    "/tokenize": {"prompt": "Paris"},
-}
+BODIES = {path: small_body(path, max_tokens=1) for path in PATHS}
+BODIES |= {"/v1/messages/count_tokens": {"messages": [USER]}, "/tokenize": {"prompt": "Paris"}}
 
 
 def ignored(schema, body) -> list[str]:
@@ -40,16 +35,11 @@ def test_header_and_log_name_unknown_fields(server, path, stream):
         response = server.post(path, body)
         assert response.status_code == 200, response.text
         assert response.headers[HEADER] == "vllm_xargs,cache_salt"
+    missing = server.post(path, {**body, "model": "missing"})
+    assert (missing.status_code, missing.headers[HEADER]) == (404, "vllm_xargs,cache_salt")
     assert HEADER not in server.post(path, BODIES[path]).headers
     lines = [line for line in server.lines if f"ignored fields of {path}: " in line]
     assert sum("vllm_xargs" in line for line in lines) == 1
-
-
-def test_errors_after_validation_have_the_header(server):
-    body = {**BODIES["/v1/chat/completions"], "model": "missing", "cache_salt": "x"}
-    response = server.post("/v1/chat/completions", body)
-    assert response.status_code == 404
-    assert response.headers[HEADER] == "cache_salt"
 
 
 def test_unknown_fields_do_not_change_the_prompt(server):
@@ -169,11 +159,7 @@ def test_hostile_objects_are_removed_completely():
     assert not any(message.model_extra for message in body.messages)
 
 
-@pytest.fixture(scope="module")
-def strict_server():
-    running = RunningServer("--strict-fields")
-    yield running
-    assert running.stop() == 0
+strict_server = served("--strict-fields")
 
 
 @pytest.mark.parametrize(
@@ -205,13 +191,11 @@ def test_openapi_says_whether_unknown_fields_are_accepted(server, strict_server)
             assert schemas[name]["additionalProperties"] is is_accepted
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", PATHS[:3])
 def test_seed_minus_one_is_no_seed(server, path):
-    body = {**BODIES[path], "temperature": 5, "ignore_eos": True}
-    body["max_output_tokens" if "responses" in path else "max_tokens"] = 12
-
     def sample(seed):
-        response = server.post(path, {**body, "seed": seed}).json()
+        body = small_body(path, max_tokens=12, temperature=5, ignore_eos=True, seed=seed)
+        response = server.post(path, body).json()
         return json.dumps(response.get("choices") or response["output"][0]["content"])
 
     assert len({sample(-1) for _ in range(4)}) > 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 
@@ -9,35 +10,26 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from tests.server.running_server import read_all, request_bytes
 from tiny_llm.server.http import uvicorn_protocol
 from tiny_llm.server.http.uvicorn_protocol import MAX_HEADER_BYTES, HttpProtocol
 
 BODY = {"prompt": "Once", "max_tokens": 3, "temperature": 0}
 
 
+def post(body: object, version: str = "1.1") -> bytes:
+    return request_bytes("/v1/completions", body, version, "Connection: close\r\n")
+
+
 def exchange(server, request: bytes) -> bytes:
     """Sends a request on a new connection; reads until the server closes it."""
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(request)
-        response = b""
-        while data := connection.recv(2**16):
-            response += data
-        return response
-
-
-def request_bytes(body: bytes, version: str = "1.1", extra_headers: str = "") -> bytes:
-    head = f"POST /v1/completions HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n"
-    return (
-        f"{head}{extra_headers}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
-        + body
-    )
+    return read_all(server.connect(request))
 
 
 def test_http_1_0_response_is_not_chunked(server):
     for is_stream in (False, True):
-        content = json.dumps({**BODY, "stream": is_stream}).encode()
-        head, _, body = exchange(server, request_bytes(content, "1.0")).partition(b"\r\n\r\n")
+        request = post({**BODY, "stream": is_stream}, "1.0")
+        head, _, body = exchange(server, request).partition(b"\r\n\r\n")
         assert b" 200 " in head
         assert b"transfer-encoding" not in head.lower()
         if is_stream:
@@ -54,22 +46,19 @@ def test_http_1_0_response_is_not_chunked(server):
 def test_upgrade_is_ignored(server, protocol, chunked, size):
     """Java's default client asks for h2c; the same connection then serves further requests."""
     body = json.dumps(BODY).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nHost: x\r\n"
-    head += f"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: {protocol}\r\n"
-    head += "Content-Type: application/json\r\n"
-    head += (
-        "Transfer-Encoding: chunked\r\n\r\n" if chunked else f"Content-Length: {len(body)}\r\n\r\n"
+    headers = (
+        "Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQB\r\n"
     )
-    content = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body
-    data = (head.encode() + content) * 2 + request_bytes(body)
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for start in range(0, len(data), size):
-            connection.sendall(data[start : start + size])
-        response = b""
-        while received := connection.recv(2**16):
-            response += received
+    request = request_bytes("/v1/completions", body, headers=f"{headers}Upgrade: {protocol}\r\n")
+    if chunked:
+        head = request.replace(b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked")
+        request = head.removesuffix(body) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    data = request * 2 + post(BODY)
+    connection = server.connect()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for start in range(0, len(data), size):
+        connection.sendall(data[start : start + size])
+    response = read_all(connection)
     assert response.count(b"HTTP/1.1 200 OK") == response.count(b'"object":"text_completion"') == 3
 
 
@@ -94,27 +83,24 @@ def test_request_head_size_is_bounded(server, line_ends):
     assert server.get("/health").status_code == 200
 
 
-def test_lone_surrogate_is_rejected_with_a_reason(server):
-    response = exchange(server, request_bytes(rb'{"prompt": "\ud800"}'))
-    assert b" 400 " in response
-    assert b"an unpaired surrogate" in response
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
-    [(b'{"prompt": 1}', b"prompt must be a string, got 1."), (b"{", b"is not valid JSON")],
+    [
+        (b'{"prompt": 1}', b"prompt must be a string, got 1."),
+        (b"{", b"is not valid JSON"),
+        (rb'{"prompt": "\ud800"}', b"an unpaired surrogate"),
+    ],
 )
 def test_invalid_body_is_rejected_with_a_reason(server, body, message):
-    response = exchange(server, request_bytes(body))
+    response = exchange(server, post(body))
     assert b" 400 " in response
     assert message in response
 
 
 def test_chunked_body_is_read_completely(server):
     content = json.dumps(BODY).encode()
-    head = request_bytes(b"").split(b"Content-Length")[0]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (content[:9], content[9:]))
-    request = head + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    request = post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     assert b" 200 " in exchange(server, request + chunks + b"0\r\n\r\n")
 
 
@@ -137,28 +123,34 @@ async def connected(app=None):
     server.close()
 
 
-def test_tcp_nodelay_is_set():
-    async def run():
-        async with connected() as (protocol, _, _):
-            connection = protocol.transport.get_extra_info("socket")
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+def in_event_loop(test):
+    """Runs an asynchronous test."""
 
-    asyncio.run(run())
+    @functools.wraps(test)
+    def run(*args, **fixtures):
+        asyncio.run(asyncio.wait_for(test(*args, **fixtures), 60))
+
+    return run
+
+
+@in_event_loop
+async def test_tcp_nodelay_is_set():
+    async with connected() as (protocol, _, _):
+        connection = protocol.transport.get_extra_info("socket")
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT"])
-def test_incomplete_head_closes_the_connection(monkeypatch, sent):
+@in_event_loop
+async def test_incomplete_head_closes_the_connection(monkeypatch, sent):
     monkeypatch.setattr(uvicorn_protocol, "HEADER_TIMEOUT", 0.05)
-
-    async def run():
-        async with connected() as (_, reader, writer):
-            writer.write(sent)
-            assert await asyncio.wait_for(reader.read(), 60) == b""
-
-    asyncio.run(run())
+    async with connected() as (_, reader, writer):
+        writer.write(sent)
+        assert await reader.read() == b""
 
 
-def test_bytes_after_the_body_do_not_end_a_response(monkeypatch):
+@in_event_loop
+async def test_bytes_after_the_body_do_not_end_a_response(monkeypatch):
     monkeypatch.setattr(uvicorn_protocol, "HEADER_TIMEOUT", 0.05)
 
     async def slow_app(scope, receive, send):
@@ -166,14 +158,11 @@ def test_bytes_after_the_body_do_not_end_a_response(monkeypatch):
         await asyncio.sleep(0.2)
         await send({"type": "http.response.body", "body": b"complete"})
 
-    async def run():
-        async with connected(slow_app) as (_, reader, writer):
-            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"\r\n")
-            assert b"complete" in await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 60)
-
-    asyncio.run(run())
+    async with connected(slow_app) as (_, reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"\r\n")
+        assert b"complete" in await reader.readuntil(b"0\r\n\r\n")
 
 
 UNREAD_BYTES = 2**23
@@ -194,33 +183,28 @@ async def unread_response():
         yield protocol, reader
 
 
-def test_slow_but_steady_reader_is_not_disconnected():
-    async def run():
-        async with unread_response() as (protocol, reader):
-            num_read = num_timeouts = 0
-            while num_unsent := protocol.transport.get_write_buffer_size():
-                while protocol.transport.get_write_buffer_size() == num_unsent:
-                    num_read += len(await reader.read(2**10))
-                protocol._on_send_timeout(num_unsent)
-                num_timeouts += 1
-            assert num_timeouts > 1
-            while num_read < UNREAD_BYTES:
-                data = await reader.read(2**16)
-                assert data
-                num_read += len(data)
-
-    asyncio.run(run())
+@in_event_loop
+async def test_slow_but_steady_reader_is_not_disconnected():
+    async with unread_response() as (protocol, reader):
+        num_read = num_timeouts = 0
+        while num_unsent := protocol.transport.get_write_buffer_size():
+            while protocol.transport.get_write_buffer_size() == num_unsent:
+                num_read += len(await reader.read(2**10))
+            protocol._on_send_timeout(num_unsent)
+            num_timeouts += 1
+        assert num_timeouts > 1
+        while num_read < UNREAD_BYTES:
+            data = await reader.read(2**16)
+            assert data
+            num_read += len(data)
 
 
-def test_client_that_reads_nothing_is_disconnected(monkeypatch, caplog):
+@in_event_loop
+async def test_client_that_reads_nothing_is_disconnected(monkeypatch, caplog):
     monkeypatch.setattr(uvicorn_protocol, "SEND_TIMEOUT", 0.05)
-
-    async def run():
-        async with unread_response() as (protocol, reader):
-            while not protocol.transport.is_closing():
-                await asyncio.sleep(0.01)
-            with contextlib.suppress(ConnectionResetError):
-                assert len(await reader.read()) < UNREAD_BYTES
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    async with unread_response() as (protocol, reader):
+        while not protocol.transport.is_closing():
+            await asyncio.sleep(0.01)
+        with contextlib.suppress(ConnectionResetError):
+            assert len(await reader.read()) < UNREAD_BYTES
     assert "disconnected a client that read nothing for 0.05 s" in caplog.text

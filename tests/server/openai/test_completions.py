@@ -1,7 +1,9 @@
 """Completions API, tested with OpenAI's client."""
 
-import openai
 import pytest
+
+from tests.server.openai.test_chat import UNICODE
+from tests.server.protocols import CHAT
 
 BODY = {"model": "demo", "prompt": "The capital of France is", "max_tokens": 6}
 IGNORE_EOS = {"ignore_eos": True}
@@ -49,14 +51,8 @@ def test_logprobs_have_one_entry_per_token(client):
 @pytest.mark.parametrize("n", [1, 2])
 def test_echo_with_logprobs_scores_the_prompt(client, limit, n):
     sampled = {} if n == 1 else {"n": n, "temperature": 1.0, "seed": 2}
-    body = {
-        **BODY,
-        **sampled,
-        "max_tokens": limit,
-        "echo": True,
-        "logprobs": 1,
-        "extra_body": IGNORE_EOS,
-    }
+    body = {**BODY, **sampled, "max_tokens": limit, "echo": True, "logprobs": 1}
+    body["extra_body"] = IGNORE_EOS
     response = client.completions.create(**body)
     assert response.usage.completion_tokens == limit * n
     for choice in response.choices:
@@ -97,20 +93,23 @@ def test_continuous_usage_stats(client):
     assert last.choices == []
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"suffix": "."}, "suffix is not supported"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": ""}, "The prompt is empty"),
-        ({"prompt": [4096]}, "token ids in the prompt must be from 0 to 4095, got 4096"),
-        ({"prompt": [1] * 2048}, "2048 tokens"),
-        ({"best_of": 3}, "best_of must equal n"),
-        ({"max_tokens": 0}, "max_tokens must be at least 1, or 0 with echo."),
-        ({"logprobs": 21}, "logprobs must be at most 20, got 21"),
-    ],
-)
-def test_invalid_request_is_400(client, change, message):
-    with pytest.raises(openai.BadRequestError) as error:
-        client.completions.create(**BODY, extra_body=change)
-    assert message in error.value.message
+def test_characters_of_several_tokens(client):
+    extra = {"structured_outputs": {"choice": [UNICODE]}}
+    body = {**BODY, "extra_body": extra, "max_tokens": 60}
+    (choice,) = client.completions.create(**body, logprobs=1).choices
+    assert "".join(choice.logprobs.tokens) == choice.text == UNICODE
+    chunks = client.completions.create(**body, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == UNICODE
+
+
+def test_tokenize_text_and_chat(server):
+    actual = server.post("/tokenize", {"prompt": UNICODE, "return_token_strs": True}).json()
+    assert len(actual["token_strs"]) == actual["count"] == len(actual["tokens"])
+    assert server.post("/detokenize", {"tokens": actual["tokens"]}).json() == {"prompt": UNICODE}
+    strings = server.post("/tokenize", {"prompt": "a cat", "return_token_strs": True}).json()
+    assert "".join(strings["token_strs"]) == "aĠcat"
+    body = {"messages": CHAT.body()["messages"], "chat_template_kwargs": {"enable_thinking": False}}
+    chat = server.post("/tokenize", body).json()
+    assert (chat["count"], chat["token_strs"]) == (CHAT.count(server), None)
+    body["add_generation_prompt"] = False
+    assert server.post("/tokenize", body).json()["count"] < chat["count"]

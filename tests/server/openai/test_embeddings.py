@@ -3,15 +3,14 @@
 import base64
 import json
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import openai
 import pytest
 
-from tests.server.running_server import RunningServer
+from tests.server.protocols import PATHS, small_body
+from tests.server.running_server import RunningServer, served
 from tiny_llm import LLM
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.output_heads import SCORE_TEMPLATE
@@ -20,16 +19,12 @@ TEXTS = ["What is RoPE?", "Paged attention. " * 20, "a"]
 RERANK = {"query": "What is RoPE?", "documents": ["Bees.", {"text": "Rotary embeddings."}, "a"]}
 
 
-@pytest.fixture(scope="module")
-def embedder() -> Iterator[RunningServer]:
-    running = RunningServer("--task", "embed")
-    yield running
-    assert running.stop() == 0, "".join(running.lines[-60:])
+embedder = served("--task", "embed")
 
 
 @pytest.fixture(scope="module")
 def embed_client(embedder):
-    return openai.OpenAI(base_url=embedder.url + "/v1", api_key="none", max_retries=0)
+    return embedder.openai
 
 
 def write_reranker(folder: Path) -> Path:
@@ -109,30 +104,16 @@ def test_hundreds_of_inputs_from_several_clients(embed_client):
         ("/v1/embeddings", {"input": [[5_000_000]]}, "5000000"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ("/v1/rerank", RERANK, "The model 'demo' only computes embeddings."),
-        ("/v1/completions", {"prompt": "a"}, "The model 'demo' only computes embeddings."),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": "a"}]},
-            "The model 'demo' only computes embeddings.",
-        ),
-        (
-            "/v1/messages",
-            {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]},
-            "The model 'demo' only computes embeddings.",
-        ),
-        ("/v1/responses", {"input": "a"}, "The model 'demo' only computes embeddings."),
+        *((path, small_body(path), "The model 'demo' only computes embeddings.") for path in PATHS),
     ],
 )
 def test_invalid_requests_are_rejected(embedder, path, body, message):
-    response = embedder.post(path, {"model": "demo", **body})
-    assert response.status_code == 400, response.text
-    assert message in response.json()["error"]["message"]
+    assert message in embedder.reject(path, {"model": "demo", **body})
 
 
 def test_dimensions_are_checked_before_computing(embedder):
     before = embedder.metric("prompt_tokens_total")
-    response = embedder.post("/v1/embeddings", {"input": ["a"] * 300, "dimensions": 257})
-    assert response.status_code == 400
+    embedder.reject("/v1/embeddings", {"input": ["a"] * 300, "dimensions": 257})
     assert embedder.metric("prompt_tokens_total") == before
 
 
@@ -145,9 +126,7 @@ def test_body_in_parts_is_valid_json(embedder):
 
 def test_chat_model_rejects_embeddings(server):
     for path, body in (("/v1/embeddings", {"input": "a"}), ("/v1/rerank", RERANK)):
-        response = server.post(path, body)
-        assert response.status_code == 400
-        assert "The model 'demo' only generates text." in response.json()["error"]["message"]
+        assert "The model 'demo' only generates text." in server.reject(path, body)
 
 
 @pytest.mark.slow

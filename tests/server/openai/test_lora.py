@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import anthropic
 import openai
 import pytest
 
 from tests.models.lora.support import write_adapters
+from tests.server.protocols import PROTOCOLS
 from tests.server.running_server import RunningServer
 from tiny_llm import LLM, SamplingParams
-from tiny_llm.cli import serve
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.checkpoint.layout import read_model_config
 
@@ -28,14 +27,15 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def lora_server(folders) -> Iterator[RunningServer]:
     modules = [f"{name}={folder}" for name, folder in folders.items()]
-    running = RunningServer("--served-model-name", "base", "alias", "--lora-modules", *modules)
-    yield running
-    assert running.stop() == 0, "".join(running.lines[-60:])
+    with RunningServer(
+        "--served-model-name", "base", "alias", "--lora-modules", *modules
+    ) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def lora_client(lora_server):
-    return openai.OpenAI(base_url=lora_server.url + "/v1", api_key="none", max_retries=0)
+    return lora_server.openai
 
 
 @pytest.mark.slow
@@ -58,28 +58,15 @@ def test_concurrent_requests_use_their_own_adapters(lora_client, folders):
     assert len({answer.choices[0].text for answer in answers}) == 3
 
 
-def test_every_protocol(lora_server, lora_client):
-    messages = [{"role": "user", "content": "What is RoPE?"}]
-    extra = {"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": False}}
-    options = {**OPTIONS, "messages": messages, "extra_body": extra}
-    chats = {
-        name: lora_client.chat.completions.create(model=name, **options) for name in ("base", "sql")
-    }
-    texts = {name: chat.choices[0].message.content for name, chat in chats.items()}
-    assert texts["base"] != texts["sql"]
-    assert chats["sql"].model == "sql"
-    chunks = list(lora_client.chat.completions.create(model="sql", stream=True, **options))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == texts["sql"]
-    assert {chunk.model for chunk in chunks} == {"sql"}
-    response = lora_client.responses.create(
-        model="sql", input="What is RoPE?", max_output_tokens=8, temperature=0
-    )
-    assert response.model == "sql"
-    client = anthropic.Anthropic(base_url=lora_server.url, api_key="none", max_retries=0)
-    message = client.messages.create(
-        model="french", max_tokens=8, messages=messages, extra_body={"temperature": 0}
-    )
-    assert message.model == "french"
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=str)
+def test_every_protocol(lora_server, protocol):
+    texts = set()
+    for model, stream in (("base", False), ("sql", False), ("sql", True)):
+        fields = {"model": model, "temperature": 0, "max_tokens": 8, "stream": stream}
+        answer = protocol.ask(lora_server, "What is RoPE?", **fields)
+        assert answer.raw.model == model
+        texts.add((model, answer.text))
+    assert len(texts) == len({text for _, text in texts}) == 2
 
 
 def test_models_list_adapters_with_their_parent(lora_client):
@@ -99,25 +86,6 @@ def test_adapter_path_applies_to_the_models_name(folders):
     [expected] = LLM("demo", adapter_path=folders["sql"]).generate(
         [PROMPT], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     )
-    running = RunningServer("--adapter-path", str(folders["sql"]))
-    client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
-    answer = client.completions.create(model="demo", prompt=PROMPT, **OPTIONS)
+    with RunningServer("--adapter-path", str(folders["sql"])) as running:
+        answer = running.openai.completions.create(model="demo", prompt=PROMPT, **OPTIONS)
     assert answer.choices[0].text == expected.text
-    assert running.stop() == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--lora-modules", "sql"], "argument --lora-modules: must be NAME=DIR, got sql"),
-        (["--lora-modules", "a=x", "a=y"], "--lora-modules: 'a' is already the name of the model"),
-        (["--lora-modules", "demo=x"], "--lora-modules: 'demo' is already the name of the model"),
-        (
-            ["--lora-modules", "a=x", "--adapter-path", "y"],
-            "adapter_path and lora_modules cannot be combined",
-        ),
-    ],
-)
-def test_invalid_flags(capfd, flags, message):
-    assert serve.main(["--model", "demo", "--port", "0", *flags]) in (1, 2)
-    assert message in capfd.readouterr().err

@@ -20,13 +20,13 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def storing_client():
-    running = RunningServer("--response-store", "3")
-    yield openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
-    assert running.stop() == 0
+    with RunningServer("--response-store", "3") as running:
+        yield running.openai
 
 
 def count(client, **body) -> int:
-    return client.responses.input_tokens.count(model="demo", **body).input_tokens
+    body = {"model": "demo", "reasoning": {"effort": "none"}, **body}
+    return client.responses.input_tokens.count(**body).input_tokens
 
 
 def as_inputs(items) -> list[dict]:
@@ -44,19 +44,13 @@ def test_previous_response_continues_the_conversation(storing_client, stream):
     assert first.store
     second = create(input="And of Italy?", previous_response_id=first.id)
     assert second.previous_response_id == first.id
-    message = {"role": "user", "content": QUESTION}
     follow_up = {"role": "user", "content": "And of Italy?"}
-    history = [message, *as_inputs(first.output), follow_up]
-    assert second.usage.input_tokens == count(
-        storing_client, input=history, reasoning={"effort": "none"}
-    )
+    history = [QUESTION_ITEM, *as_inputs(first.output), follow_up]
+    assert second.usage.input_tokens == count(storing_client, input=history)
     assert second.usage.input_tokens > first.usage.input_tokens
     third = create(input="Why?", previous_response_id=second.id)
-    why = {"role": "user", "content": "Why?"}
-    history = [*history, *as_inputs(second.output), why]
-    assert third.usage.input_tokens == count(
-        storing_client, input=history, reasoning={"effort": "none"}
-    )
+    history += [*as_inputs(second.output), {"role": "user", "content": "Why?"}]
+    assert third.usage.input_tokens == count(storing_client, input=history)
 
 
 def test_tool_loop_with_previous_response(storing_client):
@@ -65,31 +59,20 @@ def test_tool_loop_with_previous_response(storing_client):
     )
     call = next(item for item in first.output if item.type == "function_call")
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Paris"}
+    more = {"tools": [TOOL], "instructions": "Be brief."}
     second = storing_client.responses.create(
-        **BODY,
-        input=[result],
-        tools=[TOOL],
-        previous_response_id=first.id,
-        instructions="Be brief.",
+        **BODY, **more, input=[result], previous_response_id=first.id
     )
-    history = [{"role": "user", "content": QUESTION}, *as_inputs(first.output), result]
-    expected = count(
-        storing_client,
-        input=history,
-        tools=[TOOL],
-        instructions="Be brief.",
-        reasoning={"effort": "none"},
-    )
-    assert second.usage.input_tokens == expected
+    history = [QUESTION_ITEM, *as_inputs(first.output), result]
+    assert second.usage.input_tokens == count(storing_client, input=history, **more)
 
 
 def test_item_references(storing_client):
     """Items of earlier turns may be sent as references, as the AI SDK does."""
     first = storing_client.responses.create(**BODY, input=QUESTION)
-    message = {"role": "user", "content": QUESTION}
     items = [{"type": "item_reference", "id": item.id} for item in first.output]
-    body = {"input": [message, *items, message]}
-    expected = count(storing_client, input=[message, *as_inputs(first.output), message])
+    body = {"input": [QUESTION_ITEM, *items, QUESTION_ITEM]}
+    expected = count(storing_client, input=[QUESTION_ITEM, *as_inputs(first.output), QUESTION_ITEM])
     assert count(storing_client, **body) == expected
     for _ in range(5):  # items stay available while a stored response references them
         storing_client.responses.create(**BODY, **body)

@@ -5,10 +5,10 @@ import json
 import openai
 import pytest
 
-from tests.server.running_server import RunningServer
+from tests.server import protocols
 
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
-CHAT = {"model": "demo", "messages": FRANCE, "reasoning_effort": "none"}
+CHAT = protocols.CHAT.body()
+FRANCE = CHAT["messages"]
 TEXT = {"model": "demo", "prompt": "The capital of France is", "max_tokens": 6, "temperature": 0}
 
 
@@ -24,7 +24,7 @@ def stream_chunks(server, path, body):
     return [json.loads(event) for event in events]
 
 
-def test_completion_token_ids(server: RunningServer, client):
+def test_completion_token_ids(server, client):
     more = {"return_token_ids": True, "return_tokens_as_token_ids": True}
     (choice,) = client.completions.create(**TEXT, logprobs=0, extra_body=more).choices
     assert choice.prompt_token_ids == tokenize(server, TEXT["prompt"])
@@ -39,7 +39,7 @@ def test_completion_token_ids(server: RunningServer, client):
     assert (plain.token_ids, plain.prompt_token_ids, plain.prompt_logprobs) == (None, None, None)
 
 
-def test_chat_token_ids(server: RunningServer, client):
+def test_chat_token_ids(server, client):
     more = {"return_token_ids": True}
     response = client.chat.completions.create(**CHAT, extra_body=more)
     (choice,) = response.choices
@@ -56,7 +56,7 @@ def test_chat_token_ids(server: RunningServer, client):
 
 
 @pytest.mark.parametrize("top", [0, 2])
-def test_prompt_logprobs(server: RunningServer, client, top):
+def test_prompt_logprobs(server, client, top):
     more = {"prompt_logprobs": top, "return_token_ids": True}
     chat = client.chat.completions.create(**CHAT, max_tokens=1, extra_body=more)
     completion = client.completions.create(
@@ -83,28 +83,19 @@ def test_prompt_logprobs(server: RunningServer, client, top):
     assert echoed == expected
 
 
-def test_number_of_prompt_logprobs_is_bounded(server: RunningServer):
-    body = {"prompt": [[5] * 1000] * 7, "max_tokens": 1, "prompt_logprobs": 20}
-    response = server.post("/v1/completions", body)
-    assert response.status_code == 400
-    assert response.json()["error"] == {
-        "message": "The prompts have 7000 tokens with 21 log-probabilities each; a request may "
-        "have 65536 log-probabilities of prompt tokens. Send fewer prompts, or request fewer "
-        "alternatives.",
-        "type": "invalid_request_error",
-        "param": "prompt_logprobs",
-        "code": None,
-    }
-    echo = {"prompt": [[5] * 1000] * 70, "max_tokens": 1, "echo": True, "logprobs": 1}
-    assert server.post("/v1/completions", echo).status_code == 400
-    assert server.post("/v1/completions", {**echo, "prompt": [[5] * 100] * 7}).status_code == 200
-
-
-def test_prompt_logprobs_are_rejected_with_stream(server: RunningServer):
+def test_number_of_prompt_logprobs_is_bounded(server):
     for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
         response = server.post(path, {**body, "stream": True, "prompt_logprobs": 1})
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == "prompt_logprobs"
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
+    body = {"prompt": [[5] * 1000] * 7, "max_tokens": 1, "prompt_logprobs": 20}
+    assert server.reject("/v1/completions", body) == (
+        "The prompts have 7000 tokens with 21 log-probabilities each; a request may "
+        "have 65536 log-probabilities of prompt tokens. Send fewer prompts, or request fewer "
+        "alternatives."
+    )
+    echo = {"prompt": [[5] * 1000] * 70, "max_tokens": 1, "echo": True, "logprobs": 1}
+    server.reject("/v1/completions", echo)
+    assert server.post("/v1/completions", {**echo, "prompt": [[5] * 100] * 7}).status_code == 200
 
 
 def test_number_of_alternatives(client):
@@ -124,7 +115,7 @@ def test_include_stop_str_in_output(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thinking_token_budget(server: RunningServer, client, stream):
+def test_thinking_token_budget(server, client, stream):
     body = {"model": "demo", "messages": FRANCE, "reasoning_effort": "high", "temperature": 0}
     extra = {"thinking_token_budget": 3, "return_token_ids": True}
     start, end = tokenize(server, "<think>") + tokenize(server, "</think>")
@@ -144,7 +135,7 @@ def test_thinking_token_budget(server: RunningServer, client, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_include_reasoning_false(server: RunningServer, stream):
+def test_include_reasoning_false(server, stream):
     body = {"messages": FRANCE, "include_reasoning": False, "reasoning_effort": "high"}
     if stream:
         serialized = json.dumps(stream_chunks(server, "/v1/chat/completions", body))
@@ -155,24 +146,19 @@ def test_include_reasoning_false(server: RunningServer, stream):
     assert "reasoning_content" not in serialized
 
 
-def test_add_special_tokens(server: RunningServer):
+def test_add_special_tokens(server):
     for add in (True, False):  # no effect, because the demo's tokenizer adds no special tokens
         response = server.post("/v1/completions", {**TEXT, "add_special_tokens": add}).json()
         assert response["usage"]["prompt_tokens"] == len(tokenize(server, TEXT["prompt"]))
 
 
 def test_completion_response_format(client):
-    response_format = {
-        "type": "json_schema",
-        "json_schema": {"name": "x", "schema": {"enum": ["a", "b"]}},
-    }
-    (choice,) = client.completions.create(
-        **TEXT, extra_body={"response_format": response_format}
-    ).choices
+    extra = protocols.CHAT.response_format({"enum": ["a", "b"]})
+    (choice,) = client.completions.create(**TEXT, extra_body=extra).choices
     assert json.loads(choice.text) in ("a", "b")
 
 
-def test_final_text_chunk_has_the_finish_reason(server: RunningServer):
+def test_final_text_chunk_has_the_finish_reason(server):
     chunks = stream_chunks(server, "/v1/chat/completions", {**CHAT, "max_tokens": 3})
     last = chunks[-1]["choices"][0]
     assert last["delta"]["content"]
@@ -183,31 +169,7 @@ def test_final_text_chunk_has_the_finish_reason(server: RunningServer):
     assert tokens == sorted(set(tokens))
 
 
-def test_tokenize_chat(server: RunningServer, client):
-    messages = [*FRANCE, {"role": "assistant", "content": "The capital"}]
-    more = {"continue_final_message": True, "add_generation_prompt": False}
-    ids = server.post("/tokenize", {"messages": messages, **more}).json()["tokens"]
-    params = {**more, "return_token_ids": True, "max_tokens": 1}
-    response = client.chat.completions.create(**{**CHAT, "messages": messages}, extra_body=params)
-    assert response.prompt_token_ids == ids
-    strings = server.post("/tokenize", {"prompt": "a cat", "return_token_strs": True}).json()
-    assert "".join(strings["token_strs"]) == "aĠcat"
-
-
-@pytest.mark.parametrize(
-    ("field", "reason"),
-    [
-        ("guided_json", "it is deprecated; use structured_outputs"),
-        ("use_beam_search", "completions are sampled"),
-        ("truncate_prompt_tokens", "prompts are not truncated"),
-    ],
-)
-def test_unsupported_field_is_rejected_with_a_reason(client, field, reason):
-    with pytest.raises(openai.BadRequestError, match=f"{field} .*{reason}"):
-        client.chat.completions.create(**CHAT, extra_body={field: "low"})
-
-
-def test_request_id_headers(server: RunningServer, client):
+def test_request_id_headers(server, client):
     response = client.chat.completions.create(**CHAT, max_tokens=1)
     assert response._request_id.startswith("req_")
     assert response.system_fingerprint.startswith("tiny-llm-")
@@ -216,3 +178,11 @@ def test_request_id_headers(server: RunningServer, client):
     assert error.value.request_id.startswith("req_")
     failed = server.post("/v1/messages", {})
     assert failed.json()["request_id"] == failed.headers["request-id"]
+
+
+def test_tokenize_continues_a_message(server):
+    messages = [*FRANCE, {"role": "assistant", "content": "The capital"}]
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    ids = server.post("/tokenize", {"messages": messages, **more}).json()["tokens"]
+    more |= {"return_token_ids": True, "max_tokens": 1}
+    assert protocols.CHAT.ask(server, messages, **more).raw.prompt_token_ids == ids

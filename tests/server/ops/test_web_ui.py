@@ -51,23 +51,19 @@ def test_other_paths_are_not_served(server):
 
 @pytest.mark.slow
 def test_page_needs_no_api_key_but_its_endpoints_do(tmp_path):
-    running = RunningServer("--api-key", "secret", "--record", str(tmp_path / "run.json"))
-    try:
-        assert running.get("/").status_code == 200
-        assert running.get("/page/app.js").status_code == 200
-        assert running.get("/engine/events").status_code == 401
-        assert running.get("/engine/state").status_code == 401
+    record = ("--record", str(tmp_path / "run.json"))
+    with RunningServer("--api-key", "secret", *record) as running:
+        paths = ("/", "/page/app.js", "/engine/events", "/engine/state")
+        assert [running.get(path).status_code for path in paths] == [200, 200, 401, 401]
         headers = {"Authorization": "Bearer secret"}
         body = {"prompt": "Hello", "max_tokens": 3, "ignore_eos": True}
         assert running.post("/v1/completions", body, headers=headers).status_code == 200
-    finally:
-        assert running.stop() == 0
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
     actual = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     assert (actual["schema"], actual["version"]) == ("tiny-llm-run", 1)
     assert actual["engine"]["page_size"] > 0
-    names = [event["event"] for event in actual["events"]]
-    assert {"snapshot", "request_added", "tokens_added", "request_ended"} <= set(names)
+    names = {event["event"] for event in actual["events"]}
+    assert names >= {"snapshot", "request_added", "tokens_added", "request_ended"}
     times = [event["time"] for event in actual["events"]]
     assert times[0] == 0.0
     assert max(times) < 120

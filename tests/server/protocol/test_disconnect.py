@@ -1,11 +1,11 @@
 """A disconnect at any stage releases the request's slot and pages."""
 
-import json
 import socket
 
 import pytest
 
-from tests.server.running_server import RunningServer, eventually
+from tests.server.protocols import CHAT
+from tests.server.running_server import RunningServer, eventually, request_bytes, served
 
 LONG = {
     "messages": [{"role": "user", "content": "Count to a thousand."}],
@@ -14,24 +14,12 @@ LONG = {
 }
 
 
-@pytest.fixture(scope="module")
-def slow():
-    running = RunningServer("--max-num-seqs", "2", "--max-num-batched-tokens", "16", fault="slow")
-    yield running
-    assert running.stop() == 0
+slow = served("--max-num-seqs", "2", "--max-num-batched-tokens", "16", fault="slow")
 
 
-def connect(server: RunningServer, body: object, path: str = "/v1/chat/completions"):
+def connect(server: RunningServer, body: object, path: str = CHAT.path) -> socket.socket:
     """Opens a connection and sends a request without reading the response."""
-    host, port = server.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=60)
-    content = json.dumps(body).encode()
-    connection.sendall(
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\n\r\n".encode()
-        + content
-    )
-    return connection
+    return server.connect(request_bytes(path, body))
 
 
 @pytest.mark.slow
@@ -75,11 +63,7 @@ def test_half_close_is_a_disconnect(slow):
 
 
 def test_incomplete_request_holds_no_slot(slow):
-    host, port = slow.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)))
-    connection.sendall(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
-    )
+    connection = slow.connect(request_bytes(CHAT.path, b"{" + b" " * 8)[:-8])
     assert slow.get("/health").status_code == 200
     connection.close()
     assert slow.is_empty

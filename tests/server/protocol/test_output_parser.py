@@ -19,6 +19,7 @@ from tiny_llm.engine.tool_calls.reader import ToolCallDelta, ToolCallOptions
 
 FULL = ToolCallOptions(HermesFormat())
 STREAM = ToolCallOptions(HermesFormat(), is_stream=True)
+each_size = pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 
 XML_CALL = (
     "<tool_call>\n<function=f>\n<parameter=a>\nx</think>\n</parameter>\n</function>\n</tool_call>"
@@ -26,19 +27,22 @@ XML_CALL = (
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 
 
-def parse(text, size, thinking_enabled=True, reasoning_open=False, tool_calls=FULL):
-    """Parses text in chunks of `size`; merges adjacent deltas of the same type.
+def deltas(text, size, tool_calls=FULL, reasoning_open=False):
+    """Parses text in chunks of `size`.
 
-    Returns tuples: (type, text), or (ToolCallDelta, name, arguments).
+    Returns (type, text) of merged text deltas, and [name, *pieces of arguments] of calls.
     """
-    parser = OutputParser(thinking_enabled, reasoning_open, tool_calls)
-    parts = []
-    for start in range(0, len(text), size):
-        parts += parser.feed(text[start : start + size])
-    actual = []
+    parser = OutputParser(True, reasoning_open, tool_calls)
+    parts = [part for i in range(0, len(text), size) for part in parser.feed(text[i : i + size])]
+    actual, calls = [], {}
     for part in parts + parser.finish():
         if isinstance(part, ToolCallDelta):
-            actual.append((ToolCallDelta, part.name, json.loads(part.arguments)))
+            if tool_calls.is_stream:
+                assert part.is_new == (part.id not in calls)
+            if part.id not in calls:
+                calls[part.id] = [part.name]
+                actual.append(calls[part.id])
+            calls[part.id] += filter(None, [part.arguments])
         elif actual and actual[-1][0] is type(part):
             actual[-1] = (type(part), actual[-1][1] + part.text)
         else:
@@ -46,7 +50,15 @@ def parse(text, size, thinking_enabled=True, reasoning_open=False, tool_calls=FU
     return actual
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def parse(*args, **options):
+    """Like `deltas`, but calls are (ToolCallDelta, name, arguments)."""
+    return [
+        part if isinstance(part, tuple) else (ToolCallDelta, part[0], json.loads("".join(part[1:])))
+        for part in deltas(*args, **options)
+    ]
+
+
+@each_size
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -78,11 +90,6 @@ def test_parsed_parts(text, expected, size):
     assert parse(text, size) == expected
 
 
-def test_reasoning_opened_by_the_prompt():
-    actual = parse("Hm.\n</think>\n\nYes.", 2, reasoning_open=True)
-    assert actual == [(ReasoningDelta, "Hm."), (TextDelta, "Yes.")]
-
-
 def test_call_without_tools_is_text():
     assert parse(CALL, 5, tool_calls=None) == [(TextDelta, CALL)]
 
@@ -94,51 +101,36 @@ def test_text_is_emitted_as_soon_as_it_is_unambiguous():
     assert parser.feed("b>") == [TextDelta("<b>")]
 
 
-def parse_stream(text, size):
-    """Parses a stream; returns the text, and each call's name and arguments."""
-    parser = OutputParser(True, False, STREAM)
-    parts = []
-    for start in range(0, len(text), size):
-        parts += parser.feed(text[start : start + size])
-    texts, calls = "", {}
-    for part in parts + parser.finish():
-        if isinstance(part, TextDelta):
-            texts += part.text
-        else:
-            assert part.is_new == (part.id not in calls)
-            calls.setdefault(part.id, [part.name]).append(part.arguments)
-    return texts, [(name, *filter(None, arguments)) for name, *arguments in calls.values()]
-
-
 LONG_CALL = CALL.replace('"x"', r'"</tool_call> \" }{ é", "b": [1, {"c": -2.5e3}, null]')
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@each_size
 def test_call_is_streamed_in_deltas(size):
-    text, (first, second) = parse_stream(f"Well. {LONG_CALL}\n{CALL}\n", size)
-    assert text.strip() == "Well."
-    assert first[0] == second[0] == "f"
-    assert json.loads("".join(first[1:])) == json.loads(LONG_CALL[12:-12])["arguments"]
-    assert json.loads("".join(second[1:])) == {"a": "x"}
-    assert size > 7 or len(first) > 5
+    text = f"Well. {LONG_CALL}\n{CALL}\n"
+    assert parse(text, size, STREAM) == [
+        (TextDelta, "Well."),
+        (ToolCallDelta, "f", json.loads(LONG_CALL[12:-12])["arguments"]),
+        (ToolCallDelta, "f", {"a": "x"}),
+    ]
+    assert size > 7 or len(deltas(text, size, STREAM)[1]) > 5
 
 
 @pytest.mark.parametrize("length", range(1, len(LONG_CALL)))
 def test_truncated_call_is_a_prefix_of_the_full_call(length):
     complete = LONG_CALL[LONG_CALL.index('{"a"') : -13]
-    text, calls = parse_stream(LONG_CALL[:length], 3)
-    if calls:
-        ((name, *arguments),) = calls
-        assert (name, text) == ("f", "")
-        assert complete.startswith("".join(arguments))
+    [part] = deltas(LONG_CALL[:length], 3, STREAM)
+    if isinstance(part, tuple):
+        assert part == (TextDelta, LONG_CALL[:length])
     else:
-        assert text == LONG_CALL[:length]
+        name, *arguments = part
+        assert name == "f"
+        assert complete.startswith("".join(arguments))
 
 
 def test_invalid_json_in_arguments_becomes_text():
-    text, ((_, *arguments),) = parse_stream('<tool_call>{"name": "f", "arguments": {"a": yes}}', 1)
+    (_, *arguments), text = deltas('<tool_call>{"name": "f", "arguments": {"a": yes}}', 1, STREAM)
     assert "".join(arguments) == '{"a": '
-    assert text == "yes}}"
+    assert text == (TextDelta, "yes}}")
 
 
 @pytest.mark.parametrize(
@@ -149,9 +141,8 @@ def test_invalid_json_in_arguments_becomes_text():
     ],
 )
 def test_calls_with_reordered_fields(call):
-    actual = parse_stream(f"<tool_call>{call}</tool_call> Done.", 2)
-    assert (actual[0], actual[1][0][0]) == ("Done.", "f")
-    assert json.loads("".join(actual[1][0][1:])) == {"a": "x"}
+    actual = parse(f"<tool_call>{call}</tool_call> Done.", 2, STREAM)
+    assert actual == [(ToolCallDelta, "f", {"a": "x"}), (TextDelta, "Done.")]
 
 
 class _RejectingFormat(HermesFormat):
@@ -162,7 +153,7 @@ class _RejectingFormat(HermesFormat):
         yield
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
+@each_size
 def test_call_rejected_without_reading_is_content(size):
     options = ToolCallOptions(_RejectingFormat(), is_stream=True)
     for text in (CALL, "a\n" + CALL):
@@ -170,16 +161,20 @@ def test_call_rejected_without_reading_is_content(size):
         assert actual == [(TextDelta, text)], f"expected {text!r} as content, got {actual}"
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+INNER = (ToolCallDelta, "f", {"a": "x</think>"})
+
+
+@each_size
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f"Hm. <\n\n{XML_CALL}\n{XML_CALL}", [(ReasoningDelta, "Hm. <"), "call", "call"]),
-        (f"\n{XML_CALL}\nDone.", ["call", (TextDelta, "Done.")]),
+        ("Hm.\n</think>\n\nYes.", [(ReasoningDelta, "Hm."), (TextDelta, "Yes.")]),
+        (f"Hm. <\n\n{XML_CALL}\n{XML_CALL}", [(ReasoningDelta, "Hm. <"), INNER, INNER]),
+        (f"\n{XML_CALL}\nDone.", [INNER, (TextDelta, "Done.")]),
         (
             f"A <tool_call> or <tool_call>\n</think>\n\n{XML_CALL}",
-            [(ReasoningDelta, "A <tool_call> or <tool_call>"), "call"],
+            [(ReasoningDelta, "A <tool_call> or <tool_call>"), INNER],
         ),
         (
             "<tool_call>\n<functions> <function=f> </think>Yes.",
@@ -188,24 +183,9 @@ def test_call_rejected_without_reading_is_content(size):
         ("Hm. <tool_call>\n<func", [(ReasoningDelta, "Hm. <tool_call>\n<func")]),
     ],
 )
-def test_call_inside_the_reasoning(text, expected, size, is_stream):
+def test_reasoning_opened_by_the_prompt(text, expected, size, is_stream):
     options = ToolCallOptions(Qwen3CoderFormat(), is_stream=is_stream)
-    parser = OutputParser(True, True, options)
-    deltas = []
-    for start in range(0, len(text), size):
-        deltas += parser.feed(text[start : start + size])
-    actual, arguments = [], []
-    for delta in deltas + parser.finish():
-        if isinstance(delta, ToolCallDelta):
-            actual += ["call"] * delta.is_new
-            arguments += [""] * delta.is_new
-            arguments[-1] += delta.arguments
-        elif actual and isinstance(actual[-1], tuple) and actual[-1][0] is type(delta):
-            actual[-1] = (type(delta), actual[-1][1] + delta.text)
-        else:
-            actual.append((type(delta), delta.text))
-    assert actual == expected
-    assert [json.loads(each) for each in arguments] == [{"a": "x</think>"}] * len(arguments)
+    assert parse(text, size, options, reasoning_open=True) == expected
 
 
 HARMONY = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"

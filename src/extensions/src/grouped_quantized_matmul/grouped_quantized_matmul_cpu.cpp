@@ -146,11 +146,14 @@ void GroupedQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::
                 .bits = bits_,
                 .b = contiguous(b).data<uint32_t>(),
                 .scales = contiguous(scales).data<uint16_t>(),
-                .biases = has_biases_ ? contiguous(inputs[1]).data<uint16_t>() : nullptr,
+                .biases = has_biases_ && inputs[1].size() > 0
+                              ? contiguous(inputs[1]).data<uint16_t>()
+                              : nullptr,
                 .a = contiguous(a).data<uint16_t>(),
                 .out = static_cast<uint16_t*>(allocate(out)),
                 .scale_format = format_of(scales.dtype()),
                 .format = format_of(a.dtype()),
+                .is_e2m1 = !has_biases_,
                 .prepacked = b.ndim() == 4,
                 .activation_bits = activation_bits_,
                 .week4_kernel = week4_matmul(),

@@ -59,9 +59,6 @@ struct PageSource {
                               : (tokens.first + l) * params->query_strides[2]);
     }
 
-    /// Stored elements per row: D, and four bytes for the scale of an 8-bit row.
-    static long width(int D) { return D + (SCALED ? 4 : 0); }
-
     /// Points `key` and `value` to key s. Reads the block table once per page, in one lane. s must
     /// be non-decreasing.
     void seek(int s) {
@@ -71,7 +68,7 @@ struct PageSource {
             page_begin = number * params->page_size;
             page_start = page * page_stride;
         }
-        const long at = page_start + (s - page_begin) * width(params->D);
+        const long at = page_start + long(s - page_begin) * params->row_width;
         key = key_pages + at;
         value = value_pages + at;
     }
@@ -79,14 +76,14 @@ struct PageSource {
     bool has_runs() const { return params->page_size % ATTENTION_SPLIT_RUN == 0; }
 
     void step() {
-        key += width(params->D);
-        value += width(params->D);
+        key += params->row_width;
+        value += params->row_width;
     }
 
     float key_scale() const { return scale_of(key); }
     float value_scale() const { return scale_of(value); }
 
-    /// Scale of an 8-bit row, read byte by byte, because rows of D + 4 bytes are unaligned.
+    /// Scale of an 8-bit row, read byte by byte, because its address may be odd.
     float scale_of(device const Stored* at) const {
         device const uchar* bytes = (device const uchar*)(at - moved + params->D);
         return as_type<float>(uint(bytes[0]) | uint(bytes[1]) << 8 | uint(bytes[2]) << 16 |
@@ -134,7 +131,7 @@ PageSource<T, Stored> page_source(constant const PagedAttentionParams& params, i
                                   device T* out) {
     device const int* pages = block_table + long(b) * params.max_pages;
     const int no_page = -params.page_size;  // makes the first seek() read the block table
-    const long head = params.page_size * PageSource<T, Stored>::width(params.D);
+    const long head = long(params.page_size) * params.row_width;
     key_pages += key_head * head;
     value_pages += key_head * head;
     sinks = params.has_sinks ? sinks : nullptr;

@@ -41,9 +41,9 @@ namespace mx = mlx::core;
 ///
 /// query: B×H_q×L×D for H_q heads of size D, 1 to 512; float32, float16 or bfloat16.
 /// key_pages, value_pages: P×H×page_size×D in the dtype of query, or 8-bit rows
-///   (common/int8_rows.h) P×H×page_size×(D + 4) int8; P pages, and H heads, a divisor of H_q. Not
-///   copied if they are row-contiguous. The scale of an 8-bit key multiplies its score, that of a
-///   value its softmax weight.
+///   (common/int8_rows.h) P×H×page_size×(D + 4 or more) int8; P pages, and H heads, a divisor of
+///   H_q. Not copied if they are row-contiguous. The scale of an 8-bit key multiplies its score,
+///   that of a value its softmax weight.
 /// block_table: B×max_pages int32. context_lens: B int32, including the new tokens.
 /// scale: factor of the scores; 1/√D by default.
 /// causal: restricts query i of sequence b to keys j ≤ i + context_lens[b] − L.

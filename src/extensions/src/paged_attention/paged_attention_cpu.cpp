@@ -245,6 +245,7 @@ void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .sinks = has_sinks_ ? row_contiguous(inputs.back(), stream()).data<float>() : nullptr,
         .query_head_stride = query.strides(1),
         .query_token_stride = query.strides(token_axis),
+        .row_bytes = static_cast<int64_t>(key_pages.shape(3) * key_pages.itemsize()),
         .week4_kernel = week4_attention(),
     };
     const Batch batch = {

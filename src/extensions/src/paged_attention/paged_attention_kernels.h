@@ -15,12 +15,13 @@ struct PagedAttentionJob {
     Format format;            // format of query and out
     Format kv_format;         // format of the pages: `format`, or int8
     const void* query;        // rows of D contiguous elements
-    const void* key_pages;    // P×H×page_size rows of D elements; int8: see common/int8_rows.h
+    const void* key_pages;    // P×H×page_size rows; int8: see common/int8_rows.h
     const void* value_pages;  // as key_pages
     void* out;                // T×H_q×D
     const float* sinks;       // H_q, or null
 
     int64_t query_head_stride, query_token_stride;  // in elements
+    int64_t row_bytes;                              // of a row of the pages, with padding
     Week4Attention week4_kernel;
 };
 
@@ -67,7 +68,7 @@ namespace {  // internal linkage: the linker must not merge copies (see common/h
 }
 
 /// Offset of key (or value) j of head h from the start of the pages, in elements, not counting the
-/// scales of int8 rows.
+/// scales and padding of int8 rows.
 [[maybe_unused]] inline int64_t key_offset(const PagedAttentionJob& job,
                                            const PagedSequence& sequence, int64_t h, int64_t j) {
     // [task 3.2.2 offset]

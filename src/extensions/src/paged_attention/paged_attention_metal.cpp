@@ -84,6 +84,7 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
         .max_pages = in[3].shape(1),
         .P = key_pages.shape(0),
         .page_size = key_pages.shape(2),
+        .row_width = key_pages.shape(3),
         .T = static_cast<int>(out.size() / (static_cast<size_t>(H_q) * D)),
         .L = ragged_ ? 0 : query.shape(2),
         .scale = scale_,

@@ -6,8 +6,9 @@ namespace tiny_llm_ext {
 struct PagedAttentionParams {
     int H_q, H, D;
     int B, max_pages, P, page_size;
-    int T;  // tokens with queries, over all sequences
-    int L;  // queries per sequence; 0 in the varlen form
+    int row_width;  // elements per page row: D, or at least D + 4 for 8-bit rows
+    int T;          // tokens with queries, over all sequences
+    int L;          // queries per sequence; 0 in the varlen form
     float scale;
     int causal;
     int window;   // number of newest keys visible to a query; 0: all

@@ -18,7 +18,7 @@ std::vector<float> gather_rows(const void* pages, const PagedAttentionJob& job,
     std::vector<float> rows((begin - from) * job.D);
     for (int64_t j = begin; j < sequence.S; j++) {
         const int64_t index = key_offset(job, sequence, h, j) / job.D;
-        const char* row = static_cast<const char*>(pages) + index * row_bytes(job.D, job.kv_format);
+        const char* row = static_cast<const char*>(pages) + index * job.row_bytes;
         const float scale = job.kv_format == Format::int8 ? int8_scale(row, job.D) : 1;
         for (int64_t d = 0; d < job.D; d++) {
             rows.push_back(load_element(row, d, job.kv_format) * scale);

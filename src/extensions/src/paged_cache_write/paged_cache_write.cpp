@@ -26,8 +26,9 @@ mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, con
     check(tokens.ndim() == 3 || tokens.ndim() == 4, PAGED_CACHE_WRITE,
           "expected tokens T×H×D or B×H×L×D, got shape ", tokens.shape());
     const int H = pages.shape(1), D = pages.shape(3) - (is_int8 ? INT8_SCALE_BYTES : 0);
-    check(tokens.shape(-1) == D && tokens.shape(1) == H, PAGED_CACHE_WRITE, "expected tokens of ",
-          H, " heads of size ", D, ", like pages, got shape ", tokens.shape());
+    const bool has_size = is_int8 ? tokens.shape(-1) <= D : tokens.shape(-1) == D;
+    check(has_size && tokens.shape(1) == H, PAGED_CACHE_WRITE, "expected tokens of ", H,
+          " heads of size ", D, ", like pages, got shape ", tokens.shape());
     check(slots.dtype() == mx::int32, PAGED_CACHE_WRITE, "expected slots in int32, got ",
           slots.dtype());
     const bool flat = tokens.ndim() == 3;

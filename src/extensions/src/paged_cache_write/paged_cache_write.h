@@ -23,7 +23,8 @@ namespace mx = mlx::core;
 /// sets `overwrite`.
 ///
 /// pages: P×H×page_size×D, float32, float16 or bfloat16; copied unless row-contiguous. Or
-///   P×H×page_size×(D + 4) int8: 8-bit rows (common/int8_rows.h), to which tokens are quantized.
+///   P×H×page_size×(D + 4 or more) int8: 8-bit rows (common/int8_rows.h), to which tokens are
+///   quantized.
 /// tokens: T×H×D or B×H×L×D in the dtype of pages, or any float dtype for int8 pages; any strides.
 /// slots: T, or B×L, int32: distinct slots, one per token. A token with a slot outside
 ///   0 … P · page_size − 1 is not written; −1 marks padding (an idle row of a batch).

@@ -40,7 +40,8 @@ template <typename T>
     device const T* from = tokens + token / params.L * params.token_strides[0] +
                            h * params.token_strides[1] + token % params.L * params.token_strides[2];
     const long head = slot / params.page_size * params.H + h;
-    device char* row = pages + (head * params.page_size + slot % params.page_size) * (D + 4);
+    device char* row =
+        pages + (head * params.page_size + slot % params.page_size) * params.row_width;
 
     float largest = 0;
     bool is_finite = true;

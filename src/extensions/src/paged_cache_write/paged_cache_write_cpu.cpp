@@ -24,9 +24,10 @@ struct Write {
     char* pages;           // P×H×page_size×D
     int64_t num_slots;     // P · page_size
     int64_t page_size;
-    int64_t item;   // bytes per element of tokens
-    bool is_int8;   // whether the pages are int8
-    Format format;  // format of tokens; used if the pages are int8
+    int64_t row_bytes;  // of a row of the pages, with padding
+    int64_t item;       // bytes per element of tokens
+    bool is_int8;       // whether the pages are int8
+    Format format;      // format of tokens; used if the pages are int8
     decltype(&quantize_row_reference) quantize;
 };
 
@@ -35,19 +36,17 @@ void write_token(const Write& write, int64_t b, int64_t l) {
     if (slot < 0 || slot >= write.num_slots) {
         return;
     }
-    const int64_t row_bytes =
-        write.D * (write.is_int8 ? 1 : write.item) + (write.is_int8 ? INT8_SCALE_BYTES : 0);
-    const int64_t head_bytes = write.page_size * row_bytes;
+    const int64_t head_bytes = write.page_size * write.row_bytes;
     const char* from = write.tokens + b * write.strides[0] + l * write.strides[2];
     char* to = write.pages + slot / write.page_size * write.H * head_bytes +
-               slot % write.page_size * row_bytes;
+               slot % write.page_size * write.row_bytes;
     for (int64_t h = 0; h < write.H; h++, from += write.strides[1], to += head_bytes) {
         if (write.is_int8) {
             write.quantize(from, write.format, write.D, to);
             continue;
         }
         if (write.strides[3] == write.item) {
-            std::memcpy(to, from, row_bytes);
+            std::memcpy(to, from, write.row_bytes);
             continue;
         }
         for (int64_t d = 0; d < write.D; d++) {
@@ -88,6 +87,7 @@ void PagedCacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
         .pages = out.data<char>(),
         .num_slots = static_cast<int64_t>(out.shape(0)) * out.shape(2),
         .page_size = out.shape(2),
+        .row_bytes = static_cast<int64_t>(out.shape(3) * out.itemsize()),
         .item = item,
         .is_int8 = is_int8,
         .format = is_int8 ? format_of(tokens.dtype()) : Format::float32,

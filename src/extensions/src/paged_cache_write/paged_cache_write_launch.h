@@ -12,8 +12,8 @@ namespace tiny_llm_ext {
 MetalLaunch paged_cache_write_launch(const PagedCacheWriteParams& params, int item_size,
                                      int max_threads);
 
-/// Buffers: tokens B×H×L×D in `format` (strided), slots B×L int32, pages P×H×page_size×(D + 4)
-/// int8.
+/// Buffers: tokens B×H×L×D in `format` (strided), slots B×L int32, pages
+/// P×H×page_size×row_width int8.
 MetalLaunch paged_cache_write_int8_launch(const PagedCacheWriteParams& params, Format format);
 
 }  // namespace tiny_llm_ext

@@ -19,6 +19,7 @@ void PagedCacheWrite::eval_gpu(const std::vector<mx::array>& inputs, mx::array& 
         .L = tokens.shape(2),
         .D = tokens.shape(3),
         .page_size = out.shape(2),
+        .row_width = out.shape(3),
         .tokens = static_cast<long>(tokens.shape(0)) * tokens.shape(2),
         .num_slots = static_cast<long>(out.shape(0)) * out.shape(2),
         .token_strides = {},

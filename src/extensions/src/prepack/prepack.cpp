@@ -18,7 +18,6 @@ namespace tiny_llm_ext {
 namespace {
 
 constexpr int64_t HUGE_PAGE = int64_t{1} << 21;
-constexpr int64_t LINE = 64;
 
 // Minimum bytes for a copy by all threads. Smaller copies take less time than waking the threads.
 constexpr int64_t SHARED_BYTES = int64_t{1} << 18;
@@ -42,21 +41,6 @@ void request_huge_pages(char* memory, int64_t bytes) {
 #endif
 }
 
-// Transposes a pack from rows×W to W×rows, one cache line of every row at a time, so that each line
-// is read once.
-template <typename T>
-void prepack_block(const T* from, T* to, int64_t W, int64_t rows) {
-    constexpr int64_t LINE_WORDS = LINE / sizeof(T);
-    for (int64_t line = 0; line < W; line += LINE_WORDS) {
-        const int64_t end = std::min(W, line + LINE_WORDS);
-        for (int64_t r = 0; r < rows; r++) {
-            for (int64_t w = line; w < end; w++) {
-                to[w * rows + r] = from[r * W + w];
-            }
-        }
-    }
-}
-
 // Runs body(block) for each block. Uses all threads if `bytes`, the amount to copy, is at least
 // SHARED_BYTES; otherwise only the calling thread.
 template <typename Body>
@@ -73,7 +57,7 @@ void for_blocks(int64_t blocks, int64_t bytes, const Body& body) {
 template <typename T>
 void prepack_blocks(const T* matrix, T* out, int64_t O, int64_t W, int64_t rows) {
     for_blocks(O / rows, O * W * static_cast<int64_t>(sizeof(T)), [=](int64_t block) {
-        prepack_block(matrix + block * rows * W, out + block * rows * W, W, rows);
+        interleave(matrix + block * rows * W, W, rows, out + block * rows * W, rows);
     });
 }
 
@@ -94,8 +78,8 @@ void prepack_blocks(const File& file, int64_t begin, T* out, int64_t O, int64_t 
             return;
         }
         for (int64_t block = first; block < last; block++) {
-            prepack_block(read.data() + (block - first) * rows * W, out + block * rows * W, W,
-                          rows);
+            interleave(read.data() + (block - first) * rows * W, W, rows, out + block * rows * W,
+                       rows);
         }
     });
     if (error != 0) {
@@ -124,8 +108,8 @@ void check_arguments(const mx::array& matrix, int rows, const mx::array& memory,
     check(memory.status() == mx::array::Status::available && memory.flags().row_contiguous, PREPACK,
           "expected memory from huge_pages(), got an unevaluated array or a view");
     const auto space = static_cast<int64_t>(memory.nbytes()) - offset;
-    check(offset >= 0 && offset % LINE == 0 && static_cast<int64_t>(matrix.nbytes()) <= space,
-          PREPACK, "expected memory with space for the matrix at a multiple of ", LINE,
+    check(offset >= 0 && offset % CACHE_LINE == 0 && static_cast<int64_t>(matrix.nbytes()) <= space,
+          PREPACK, "expected memory with space for the matrix at a multiple of ", CACHE_LINE,
           " bytes, got ", matrix.nbytes(), " bytes at ", offset, " of ", memory.nbytes());
 }
 

@@ -30,8 +30,9 @@ namespace mx = mlx::core;
 /// quantized_matmul.
 /// group_size: 32, 64 or 128. bits: 4 or 8.
 /// weight: V×(E·bits/32), uint32, packed from the lowest bits up.
-/// On the CPU, weight, scales and biases may be prepacked (common/prepacked.h).
-/// Returns N..×E in the dtype of scales. Throws std::invalid_argument for any other arguments.
+/// On the CPU, weight, scales and biases may be prepacked (common/prepacked.h), and prepacked
+/// biases empty, as for quantized_matmul. Returns N..×E in the dtype of scales. Throws
+/// std::invalid_argument for any other arguments.
 mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
                               const std::optional<mx::array>& biases, int group_size, int bits,
                               const mx::array& weight, mx::StreamOrDevice s = {});

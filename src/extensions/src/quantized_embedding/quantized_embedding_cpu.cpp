@@ -18,10 +18,11 @@ struct Job {
     int group_size, bits;
     int64_t pack_rows;       // rows per pack of the table
     Format format;           // format of scales, biases and out
+    bool is_e2m1;            // 4-bit floating-point weights instead of integers
     bool is_signed;          // whether the ids are int32
     const uint32_t* ids;     // N
     const void* scales;      // V × (E/group_size)
-    const void* biases;      // V × (E/group_size); nullptr for 4-bit floating-point weights
+    const void* biases;      // V × (E/group_size); nullptr for symmetric and e2m1 weights
     const uint32_t* weight;  // V × (E·bits/32)
     void* out;               // N × E
 };
@@ -57,14 +58,15 @@ void look_up(const Job& job, int64_t n) {
     for (int64_t g = 0; g < groups; g++) {
         const int64_t group = element_offset(job, row, g, groups);
         const float scale = load_element(job.scales, group, job.format);
-        const float bias =
-            job.biases == nullptr ? 0.0f : load_element(job.biases, group, job.format);
+        float bias = job.is_e2m1 ? 0 : -scale * static_cast<float>(1 << (job.bits - 1));
+        if (job.biases != nullptr) {
+            bias = load_element(job.biases, group, job.format);
+        }
         for (int64_t w = g * words_per_group; w < (g + 1) * words_per_group; w++) {
             const uint32_t word = job.weight[element_offset(job, row, w, groups * words_per_group)];
             for (int shift = 0; shift < 32; shift += job.bits) {
                 const uint32_t code = word >> shift & mask;
-                const float q =
-                    job.biases == nullptr ? 0.5f * TWICE_E2M1[code] : static_cast<float>(code);
+                const float q = job.is_e2m1 ? 0.5f * TWICE_E2M1[code] : static_cast<float>(code);
                 store_element(job.out, i++, job.format, round_to(q * scale, job.format) + bias);
             }
         }
@@ -86,10 +88,13 @@ void QuantizedEmbedding::eval_cpu(const std::vector<mx::array>& inputs, mx::arra
         .bits = bits_,
         .pack_rows = pack_rows(inputs[3]),
         .format = format_of(out.dtype()),
+        .is_e2m1 = !has_biases_,
         .is_signed = inputs[0].dtype() == mx::int32,
         .ids = row_contiguous(inputs[0], stream()).data<uint32_t>(),
         .scales = row_contiguous(inputs[1], stream()).data<char>(),
-        .biases = has_biases_ ? row_contiguous(inputs[2], stream()).data<char>() : nullptr,
+        .biases = has_biases_ && inputs[2].size() > 0
+                      ? row_contiguous(inputs[2], stream()).data<char>()
+                      : nullptr,
         .weight = row_contiguous(inputs[3], stream()).data<uint32_t>(),
         .out = memory,
     };

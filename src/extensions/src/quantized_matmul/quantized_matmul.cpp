@@ -32,8 +32,8 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
         check(rows > 0 || week4_matmul() == nullptr, operation,
               "expected b with 2 dimensions, got shape ", b.shape(),
               "; the kernel selected by TINY_LLM_MATMUL reads row-major weights");
-        check(biases || week4_matmul() == nullptr, operation,
-              "expected biases, got None; with prepacked weights, the kernel selected by "
+        check((biases && biases->size() > 0) || week4_matmul() == nullptr, operation,
+              "expected biases, got none; with prepacked weights, the kernel selected by "
               "TINY_LLM_MATMUL requires them (use vectors)");
         check(rows > 0, operation, "expected b with 2 dimensions, got shape ", b.shape(), "; the ",
               name_of(instruction_set()), " kernels read row-major weights");
@@ -50,7 +50,7 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
     const mx::Shape groups = shape_like(b, I / group_size);
     check(scales.shape() == groups, operation, "expected scales of shape ", groups, ", got ",
           scales.shape());
-    check(!biases || biases->shape() == groups, operation, "expected biases of shape ", groups,
+    check(!biases || fits_scales(*biases, scales), operation, "expected biases of shape ", groups,
           ", got ", biases.value_or(scales).shape());
 
     auto shape = a.shape();

@@ -41,7 +41,8 @@ namespace mx = mlx::core;
 /// each group, on the CPU only, to integers from −127 to 127 with a common float32 step, which is
 /// the largest magnitude / 127.
 /// On the CPU, b, scales and biases may be prepacked (common/prepacked.h): (O/R)×W×R instead of
-/// O×W, with R = prepack_rows(), unless that is 0.
+/// O×W, with R = prepack_rows(), unless that is 0. Prepacked biases may be empty, (O/R)×0×R: then
+/// each is −2^(bits − 1) · scale.
 /// Returns N..×O in the dtype of a. Throws std::invalid_argument for any other arguments.
 mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                            int group_size, int bits, const mx::array& a, const mx::array& b,

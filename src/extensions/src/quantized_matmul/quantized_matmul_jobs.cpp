@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "common/prepacked.h"
 #include "common/threads.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/quantized_matmul/quantized_matmul_week4.h"
@@ -42,19 +43,18 @@ void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
 }
 
 // [solution only]
-// Activations of all jobs, prepared by the kernel. Consecutive jobs with the same activations and
-// the same layout of weights share them.
+// Activations of all jobs, prepared by the kernel. Consecutive jobs with the same activations share
+// them.
 class PreparedActivations {
    public:
     PreparedActivations(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
-        // Preparation depends on the layout of weights, but not on the weights themselves, so the
-        // first of the jobs that share activations represents them all.
+        // Preparation does not depend on the weights, so the first of the jobs that share
+        // activations represents them all.
         Jobs inputs;
         std::vector<int64_t> offsets;
         int64_t bytes = 0;
         for (const auto& job : jobs) {
-            if (inputs.empty() || job.a != inputs.back().a || job.M != inputs.back().M ||
-                job.prepacked != inputs.back().prepacked) {
+            if (inputs.empty() || job.a != inputs.back().a || job.M != inputs.back().M) {
                 inputs.push_back(job);
                 offsets.push_back(bytes);
                 bytes += (kernel.scratch(job) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -105,6 +105,45 @@ Jobs split_by_rows(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
     return parts;
 }
 
+// Interleaves `rows` rows of a row-major matrix as packs, in `memory`.
+template <typename T>
+const T* prepack(const T* matrix, int64_t columns, int64_t rows, int64_t pack_rows,
+                 std::vector<T>& memory) {
+    memory.resize((rows + pack_rows - 1) / pack_rows * pack_rows * columns);
+    for (int64_t row = 0; row < rows; row += pack_rows) {
+        interleave(matrix + row * columns, columns, std::min(pack_rows, rows - row),
+                   memory.data() + row * columns, pack_rows);
+    }
+    return memory.data();
+}
+
+// Runs the kernel on outputs first_output … last_output − 1. Row-major weights are prepacked on
+// every call, one panel at a time.
+void run_outputs(const QuantizedMatmulKernel& kernel, const QuantizedMatmulJob& job,
+                 const void* activations, int64_t first_output, int64_t last_output) {
+    if (job.prepacked) {
+        kernel.run(job, activations, first_output, last_output);
+        return;
+    }
+    const int64_t words = job.I * job.bits / 32, groups = job.I / job.group_size;
+    std::vector<uint32_t> b;
+    std::vector<uint16_t> scales, biases;
+    for (int64_t o = first_output; o < last_output; o += QUANTIZED_MATMUL_PANEL) {
+        const int64_t rows = std::min(QUANTIZED_MATMUL_PANEL, last_output - o);
+        const auto prepack_factors = [&](const uint16_t* factors, std::vector<uint16_t>& memory) {
+            return prepack(factors + o * groups, groups, rows, kernel.prepack_rows, memory);
+        };
+        QuantizedMatmulJob panel = job;
+        panel.b = prepack(job.b + o * words, words, rows, kernel.prepack_rows, b);
+        panel.scales = prepack_factors(job.scales, scales);
+        if (job.biases != nullptr) {
+            panel.biases = prepack_factors(job.biases, biases);
+        }
+        panel.out += o;
+        kernel.run(panel, activations, 0, rows);
+    }
+}
+
 void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
     const auto is_too_long = [&](const QuantizedMatmulJob& job) {
         return kernel.max_rows != nullptr && job.M > kernel.max_rows(job);
@@ -125,7 +164,7 @@ void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
     const int64_t panels_per_chunk = std::max<int64_t>(1, panels / (CHUNKS * num_threads()));
     for_outputs(jobs, panels_per_chunk * QUANTIZED_MATMUL_PANEL,
                 [&](size_t job, int64_t first, int64_t last) {
-                    kernel.run(jobs[job], prepared.for_job(job), first, last);
+                    run_outputs(kernel, jobs[job], prepared.for_job(job), first, last);
                 });
 }
 
@@ -162,7 +201,7 @@ void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
     if (jobs.empty()) {  // grouped_quantized_matmul: every expert index is invalid
         return;
     }
-    if (jobs.front().week4_kernel != nullptr && jobs.front().biases != nullptr) {
+    if (jobs.front().week4_kernel != nullptr && !jobs.front().is_e2m1) {
         for_outputs(jobs, WEEK4_OUTPUTS, [&](size_t job, int64_t first, int64_t last) {
             jobs[job].week4_kernel(jobs[job], first, last);
         });
@@ -178,8 +217,8 @@ void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
     }
     // [/solution only]
     for_outputs(jobs, 1, [&](size_t job, int64_t first, int64_t last) {
-        const auto multiply = jobs[job].biases == nullptr ? quantized_matmul_e2m1_reference
-                                                          : quantized_matmul_reference;
+        const auto multiply =
+            jobs[job].is_e2m1 ? quantized_matmul_e2m1_reference : quantized_matmul_reference;
         multiply(jobs[job], first, last);
     });
 }

@@ -22,11 +22,12 @@ struct QuantizedMatmulJob {
     int group_size, bits;
     const uint32_t* b;         // O × (I·bits/32)
     const uint16_t* scales;    // O × (I/group_size)
-    const uint16_t* biases;    // O × (I/group_size); nullptr for 4-bit floating-point weights
+    const uint16_t* biases;    // O × (I/group_size); nullptr for symmetric and e2m1 weights
     const uint16_t* a;         // M × I
     uint16_t* out;             // M × O
     Format scale_format;       // format of scales and biases
     Format format;             // format of a and out
+    bool is_e2m1;              // 4-bit floating-point weights instead of integers
     bool prepacked;            // b, scales and biases: see common/prepacked.h
     int activation_bits = 16;  // 16, or 8: a is rounded to 8-bit integers
     Week4Matmul week4_kernel = nullptr;  // the kernel selected by TINY_LLM_MATMUL
@@ -55,7 +56,7 @@ TINY_LLM_DECLARE_SIMD(void quantized_matmul_vectors(const QuantizedMatmulJob& jo
 /// Rows per pack that quantized_matmul_prepacked, _prefetched, _panels and _pairs read.
 constexpr int PACK_ROWS = 32;
 
-/// Reference kernel for weights without biases, which are floating-point (e2m1).
+/// Reference kernel for e2m1 weights.
 void quantized_matmul_e2m1_reference(const QuantizedMatmulJob& job, int64_t first_output,
                                      int64_t last_output);
 
@@ -71,11 +72,11 @@ struct QuantizedMatmulKernel {
     /// Converts rows first_row … last_row − 1. `scratch` is aligned to 64 bytes.
     void (*prepare)(const QuantizedMatmulJob& job, void* scratch, int64_t first_row,
                     int64_t last_row);
-    /// Computes outputs of every row; the first output is a multiple of QUANTIZED_MATMUL_PANEL.
+    /// Computes outputs of every row, with prepacked weights; the first output is a multiple of
+    /// QUANTIZED_MATMUL_PANEL. The last pack may have fewer outputs than rows.
     void (*run)(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
                 int64_t last_output);
-    /// Rows per pack of prepacked weights; the kernel also reads row-major weights. 0: row-major
-    /// only.
+    /// Rows per pack of the weights, a divisor of QUANTIZED_MATMUL_PANEL.
     int prepack_rows;
     /// Maximum rows per call, such that their activations stay in the cache; null: any number.
     int64_t (*max_rows)(const QuantizedMatmulJob& job) = nullptr;

@@ -35,6 +35,12 @@ class KvMemory:
     layouts: tuple[KvLayout, ...]
     groups: tuple[KvGroup, ...]
 
+    @property
+    def ignores_windows(self) -> bool:
+        """Whether layers of the target keep pages before their window."""
+        layout = self.layouts[0]
+        return layout.ignores_windows or layout.tables[0].window > self.groups[0].window
+
 
 def plan_kv_memory(
     models: Sequence[KvSize],
@@ -45,6 +51,7 @@ def plan_kv_memory(
     kv_cache_bytes: float | None,
     max_num_batched_tokens: int,
     one_table: bool = False,
+    keeps_prefix: bool = False,
 ) -> KvMemory:
     """Sizes the KV memory of a target model and its draft model, if any.
 
@@ -54,6 +61,8 @@ def plan_kv_memory(
             of the maximum length need.
         one_table: whether all layers share a block table, so that pages before a window are freed
             only if every layer has one.
+        keeps_prefix: whether the first group keeps all pages, even if every layer has a window: the
+            disk cache finds a prefix by the first group's pages.
 
     Raises:
         UserError: `max_model_len` or `kv_cache_bytes` is too large, or the memory is too small for
@@ -69,7 +78,7 @@ def plan_kv_memory(
     total_bytes = total_memory()
     state_bytes = sum(model.state_bytes for model in models)
     layouts = _layouts(models, page_size, one_table or state_bytes > 0)
-    groups = _groups(layouts)
+    groups = _groups(layouts, keeps_prefix)
     page_bytes = sum(
         layout.page_elements * model.kv_element_bytes
         for layout, model in zip(layouts, models, strict=True)
@@ -109,11 +118,11 @@ def _layouts(models: Sequence[KvSize], page_size: int, one_table: bool) -> list[
     return [layout, *(KvLayout.one_table(d, page_size, layout.block_pages) for d in drafts)]
 
 
-def _groups(layouts: Sequence[KvLayout]) -> tuple[KvGroup, ...]:
+def _groups(layouts: Sequence[KvLayout], keeps_prefix: bool) -> tuple[KvGroup, ...]:
     """The target's groups; the first keeps what the draft model needs, too."""
     windows = [layout.tables[0].window for layout in layouts]
     (_, num_pages), *others = layouts[0].groups
-    first = KvGroup(max(windows) if all(windows) else 0, num_pages)
+    first = KvGroup(0 if keeps_prefix or not all(windows) else max(windows), num_pages)
     return (first, *(KvGroup(*other) for other in others))
 
 

@@ -59,7 +59,8 @@ def _load_shard(
     name: str, config: DecoderConfig, load_format: str, mtp: bool, on_cpu: bool
 ) -> ShardedCheckpoint:
     group = current_group()
-    rank, size, console = group.rank, group.size, None
+    rank, size = group.rank, group.size
+    console: Any = None
     if on_cpu:
         kernels.use_cpu()
     if rank > 0:

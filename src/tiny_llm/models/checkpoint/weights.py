@@ -35,7 +35,7 @@ from ...kernels.prepack import WeightLocations, copy_tree, is_lookup_table
 from ...quantize import dequantize_linear
 from ..families.config import DecoderConfig
 from ..families.linear import activation_dtype
-from ..families.registry import read_config
+from ..families.registry import config_of, read_config
 from ..families.tensor_layout import (
     MTP_PREFIX,
     convert_layout,
@@ -137,7 +137,7 @@ def build_model_tree(
     tree: Any = tree_unflatten(list(weights.items()))
     parts = {name: _build_node(part, name, formats) for name, part in tree.items()}
     model = CheckpointModel(args, parts)
-    repack(model, activation_dtype(model.model.embed_tokens, model.model.norm))
+    repack(model, activation_dtype(model.model, args.exceeds_float16))
     return model
 
 
@@ -250,7 +250,7 @@ def repacked(mlx_model: Any) -> Any:
     if not _repackable_layers(mlx_model):
         return mlx_model
     model = copy_tree(mlx_model)
-    repack(model, activation_dtype(model.model.embed_tokens, model.model.norm))
+    repack(model, activation_dtype(model.model, config_of(model.args).exceeds_float16))
     return model
 
 

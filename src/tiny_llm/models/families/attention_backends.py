@@ -21,7 +21,7 @@ from ...attention import (
     sliding_window_mask,
 )
 from ...attention.paged import PagedKvMetadata
-from ...kv_storage.int8_rows import read_int8_pages, write_int8_rows
+from ...kv_storage.int8_rows import SCALE_BYTES, read_int8_pages, write_int8_rows
 from ...kv_storage.layer_cache import LayerCacheView
 
 OptionalArray = mx.array | None
@@ -60,7 +60,7 @@ def attend_reference(
     sinks: OptionalArray,
 ) -> mx.array:
     if cache.buffers[0].dtype == mx.int8:
-        metadata = update_and_fetch_int8(key, value, cache)
+        metadata = update_and_fetch_int8(key, value, cache, query.shape[-1])
     else:
         metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     assert metadata.cu_seqlens_q is not None
@@ -80,18 +80,23 @@ def attend_reference(
 
 
 def update_and_fetch_int8(
-    key: OptionalArray, value: OptionalArray, cache: LayerCacheView
+    key: OptionalArray, value: OptionalArray, cache: LayerCacheView, head_dim: int
 ) -> PagedKvMetadata:
     """`update_and_fetch_paged` for int8 pages; returns dequantized pages."""
     step = cache.attention_metadata
     assert step.block_table is not None
-    key_pages, value_pages = cache.buffers
+    width = head_dim + SCALE_BYTES  # without padding
+    pages = [buffer[..., :width] for buffer in cache.buffers]
     if key is not None and value is not None:
-        key_pages = write_int8_rows(key_pages, key, step.slot_mapping)
-        value_pages = write_int8_rows(value_pages, value, step.slot_mapping)
-        cache.buffers = [key_pages, value_pages]
-    keys, table = read_int8_pages(key_pages, step.block_table)
-    values, _ = read_int8_pages(value_pages, step.block_table)
+        pages = [
+            write_int8_rows(rows, tokens, step.slot_mapping)
+            for rows, tokens in zip(pages, (key, value), strict=True)
+        ]
+        cache.buffers = [
+            mx.concatenate([rows, buffer[..., width:]], axis=-1)
+            for rows, buffer in zip(pages, cache.buffers, strict=True)
+        ]
+    (keys, table), (values, _) = (read_int8_pages(rows, step.block_table) for rows in pages)
     page_size = keys.shape[2]
     return PagedKvMetadata(
         keys, values, table, step.context_lens, page_size, "causal", step.cu_seqlens_q

@@ -210,8 +210,10 @@ class DecoderConfig:
 def layers_kv(config: DecoderConfig, kv_cache_dtype: KvCacheDtype) -> list[LayerKv]:
     """Window and row size of each layer that owns keys and values."""
     rows = [(layer, *config.kv_shape_of(layer)) for layer in config.kv_layers]
+    min_head_dim = min((D for *_, D in rows), default=1)
     return [
-        LayerKv(config.window_of(layer), H, kv_row_width(D, kv_cache_dtype)) for layer, H, D in rows
+        LayerKv(config.window_of(layer), H, kv_row_width(D, min_head_dim, kv_cache_dtype))
+        for layer, H, D in rows
     ]
 
 

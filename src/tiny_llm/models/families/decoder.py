@@ -274,12 +274,10 @@ class Decoder:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.config = config = config_of(mlx_model.args)
         mlx_model = prepack_model(mlx_model)
+        self.dtype = activation_dtype(mlx_model.model, config.exceeds_float16)
         if activation_bits == 8:
-            mlx_model = with_8_bit_activations(mlx_model)
+            mlx_model = with_8_bit_activations(mlx_model, self.dtype)
         parts = mlx_model.model
-        self.dtype = activation_dtype(parts.embed_tokens, parts.norm)
-        if config.exceeds_float16 and self.dtype == mx.float16:
-            self.dtype = mx.bfloat16
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.max_seq_len = config.max_position_embeddings

@@ -143,8 +143,8 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
     )
 
 
-def with_8_bit_activations(mlx_model: Any) -> Any:
-    """Copies a model, sharing arrays; the copy rounds layer inputs to 8 bits.
+def with_8_bit_activations(mlx_model: Any, dtype: mx.Dtype) -> Any:
+    """Copies a model, sharing arrays; the copy rounds layer inputs, of `dtype`, to 8 bits.
 
     Two kinds of layers keep exact inputs: those that the kernels do not support, and gates, whose
     outputs select or weight experts.
@@ -162,7 +162,6 @@ def with_8_bit_activations(mlx_model: Any) -> Any:
         for path, layer in model.named_modules()
         if "scales" in layer and is_kernel_supported(layer) and path.split(".")[-1] not in GATES
     ]
-    dtype = activation_dtype(model.model.embed_tokens, model.model.norm)
     if not layers or dtype == mx.float32:
         raise ValueError(
             "activation_bits=8 requires 4- or 8-bit weights and 16-bit activations; use 16, or a "
@@ -182,10 +181,16 @@ def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Embed
     return weight if isinstance(weight, MlxQuantizedWeights) else Embedding(*shape, weight)
 
 
-def activation_dtype(table: Any, norm: Any) -> mx.Dtype:
-    """Dtype of the embedding or its scales; if integers, that of the final norm."""
+def activation_dtype(parts: Any, exceeds_float16: bool) -> mx.Dtype:
+    """Dtype of the embedding or its scales; if integers, that of the final norm.
+
+    bfloat16 instead of float16 if the activations exceed it, see `DecoderConfig`.
+    """
+    table = parts.embed_tokens
     dtype: mx.Dtype = table.scales.dtype if "scales" in table else table.weight.dtype
-    return dtype if mx.issubdtype(dtype, mx.floating) else norm.weight.dtype
+    if not mx.issubdtype(dtype, mx.floating):
+        dtype = parts.norm.weight.dtype
+    return mx.bfloat16 if exceeds_float16 and dtype == mx.float16 else dtype
 
 
 def linear_each(x: mx.array, layers: Sequence[Linear]) -> list[mx.array]:

@@ -176,7 +176,13 @@ GEMMA4 = replace(
     extend=with_gemma4_fields,
 )
 GEMMA4_UNIFIED = replace(
-    GEMMA4, defaults={**GEMMA4.defaults, "hidden_size_per_layer_input": 0, "sliding_window": 1024}
+    GEMMA4,
+    defaults={
+        **GEMMA4.defaults,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 1024,
+        "max_position_embeddings": 262_144,
+    },
 )
 
 FAMILIES: Mapping[str, Family] = {

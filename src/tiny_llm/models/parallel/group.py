@@ -3,14 +3,16 @@
 All ranks run the same functions in the same order. Rank 0 broadcasts each call: the function and
 its arguments, pickled. A `Replica` exists on every rank and is pickled as its key.
 
-Calls use a connection per worker, because MLX's ring and MPI collectives busy-wait. The operating
-system closes a dead rank's connection, and keepalive probes detect a lost machine (`launch.py`).
-Rank 0 then exits, and with it the workers: their connections close, and collectives with an exited
-rank fail. A slow or paused rank keeps its connection, so the others wait for it.
+Calls use a connection per worker, because MLX's ring and MPI collectives busy-wait. A thread per
+connection exits the process when its peer is lost, which a rank blocked in a collective cannot
+detect. The operating system closes a dead rank's connection, and keepalive probes detect a lost
+machine (`launch.py`). A slow or paused rank keeps its connection, so the others wait for it.
 """
 
 import atexit
 import os
+import pickle
+import queue
 import signal
 import subprocess
 import sys
@@ -31,6 +33,7 @@ from .layers import Group, all_gather
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+END = b"end"  # broadcast instead of a call
 MAX_TEXT_BYTES = 1024
 
 # Called with the error message when a worker is lost, before rank 0 exits.
@@ -71,12 +74,14 @@ class RankGroup:
         self._connections, self._processes = connections, processes
         self._end_reason: str | None = None
         self._num_calls = 0
-        self._deleted: list[int] = []  # keys of replicas, sent with the next call
+        self._deleted: list[int] = []  # keys of replicas, broadcast with the next call
+        self._calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # from rank 0
         self._call_lock, self._loss_lock = threading.Lock(), threading.Lock()
         if self.rank == 0:
             atexit.register(self.end)
-            for worker in enumerate(connections, start=1):
-                threading.Thread(target=self._watch, args=worker, daemon=True).start()
+        others = range(1, self.size) if self.rank == 0 else [0]
+        for other in zip(others, connections, strict=True):
+            threading.Thread(target=self._watch, args=other, daemon=True).start()
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function on all ranks; returns rank 0's result.
@@ -92,7 +97,7 @@ class RankGroup:
             deleted = self._deleted[:]
             del self._deleted[: len(deleted)]
             self._num_calls += 1
-            self._send((self._num_calls, deleted, function, args))
+            self._send(pickle.dumps((self._num_calls, deleted, function, args)))
             try:
                 result = function(*args)
             except UserError:
@@ -109,10 +114,8 @@ class RankGroup:
     def serve(self) -> NoReturn:
         """Runs a worker: executes rank 0's calls until the group ends, then exits."""
         try:
-            while (call := self._connections[0].recv()) is not None:
-                self._execute(*call)
-        except (EOFError, ConnectionError):
-            os._exit(1)  # rank 0 is lost, or reports another lost rank
+            while (call := self._calls.get()) != END:
+                self._execute(*pickle.loads(call))
         except BaseException as error:
             print(f"tiny-llm: rank {self.rank}: {type(error).__name__}: {error}", file=sys.stderr)
             os._exit(1)
@@ -142,20 +145,25 @@ class RankGroup:
         """Ends the workers; later calls raise a `UserError`."""
         if self._end_reason is None:
             self._end_reason = "the process is exiting"
-            self._send(None)
+            self._send(END)
             mpi.finalize()
 
-    def _send(self, call: tuple[Any, ...] | None) -> None:
+    def _send(self, call: bytes) -> None:
         for connection in self._connections:
             with suppress(OSError):  # `_watch` reports the lost rank
-                connection.send(call)
+                connection.send_bytes(call)
 
     def _watch(self, rank: int, connection: "Connection") -> None:
-        """Exits the process if a worker's connection closes before the group ends."""
+        """Receives calls; exits the process if the connection closes before the group ends."""
+        call = b""
         with suppress(EOFError, OSError):
-            connection.recv()  # workers send nothing
-        if self._end_reason is not None:
+            while call != END:
+                call = connection.recv_bytes()
+                self._calls.put(call)
+        if call == END or self._end_reason is not None:
             return
+        if self.rank > 0:
+            os._exit(1)  # rank 0 reports the lost rank, unless that is rank 0
         reason = "connection closed"
         for process in self._processes[rank - 1 : rank]:  # none if launched
             with suppress(subprocess.TimeoutExpired):

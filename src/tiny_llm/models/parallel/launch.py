@@ -185,7 +185,7 @@ def _rank_0_host(backend: str) -> str:
     """Rank 0's address, according to the launcher."""
     env = os.environ
     if backend == "ring":
-        address = json.loads(Path(env["MLX_HOSTFILE"]).read_text())[0][0]
+        address: str = json.loads(Path(env["MLX_HOSTFILE"]).read_text())[0][0]
         return address.rpartition(":")[0]
     if backend == "jaccl":
         return env["MLX_JACCL_COORDINATOR"].rpartition(":")[0]

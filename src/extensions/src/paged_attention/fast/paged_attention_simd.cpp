@@ -15,7 +15,7 @@ struct HeadInPages {
     int64_t h, begin;
 
     void find_rows(int64_t first, Tile& tile) const {
-        const int64_t step = row_bytes(job.D, job.kv_format);
+        const int64_t step = job.row_bytes;
         for (int i = 0, count; i < tile.count; i += count) {  // page by page
             const int64_t key = first + i < begin ? begin : first + i;
             const bool is_hidden = first + i < begin;

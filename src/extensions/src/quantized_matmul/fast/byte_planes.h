@@ -9,7 +9,7 @@
 
 #include "common/avx512.h"
 #include "src/quantized_matmul/fast/fixed_point_rounding.h"
-#include "src/quantized_matmul/fast/floating_point_weights.h"
+#include "src/quantized_matmul/fast/symmetric_weights.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
@@ -100,7 +100,7 @@ inline const char* address_to_prefetch(const char* b, int64_t byte, int64_t stre
 // Calls f.operator()<WeightFormat>() for the weight format of b.
 template <typename Function>
 inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f) {
-    if (job.biases == nullptr) {
+    if (job.is_e2m1) {
         f.template operator()<FloatingPoint>();
     } else if (job.bits == 4) {
         f.template operator()<FourBits>();

@@ -203,39 +203,6 @@ inline void multiply_add(HighLowSums& sums, int32x4_t a, const Nibbles& weights)
 }
 #endif
 
-/// Interleaves to a₀ b₀ a₁ b₁ …: `first` receives LANES elements, `second` the rest.
-inline void zip_lanes(Halves a, Halves b, Halves& first, Halves& second) {
-#if defined(__AVX512F__)
-    const Ints indices = lane_indices();
-    const __m256i low = _mm512_cvtepi32_epi16((__m512i)(indices / 2 + indices % 2 * LANES));
-    const __m256i high = _mm256_add_epi16(low, _mm256_set1_epi16(LANES / 2));
-    first = (Halves)_mm256_permutex2var_epi16((__m256i)a, low, (__m256i)b);
-    second = (Halves)_mm256_permutex2var_epi16((__m256i)a, high, (__m256i)b);
-#elif defined(__AVX2__)
-    first = (Halves)_mm_unpacklo_epi16((__m128i)a, (__m128i)b);
-    second = (Halves)_mm_unpackhi_epi16((__m128i)a, (__m128i)b);
-#elif defined(__aarch64__)
-    first = (Halves)vzip1_u16((uint16x4_t)a, (uint16x4_t)b);
-    second = (Halves)vzip2_u16((uint16x4_t)a, (uint16x4_t)b);
-#endif
-}
-
-/// Transposes LANES×LANES elements: interleaves the upper with the lower half, log₂ LANES times.
-inline void transpose(Halves (&x)[LANES]) {
-#pragma GCC unroll 4
-    for (int size = 1; size < LANES; size *= 2) {
-        Halves y[LANES];
-#pragma GCC unroll 8
-        for (int i = 0; i < LANES / 2; i++) {
-            zip_lanes(x[i], x[i + LANES / 2], y[2 * i], y[2 * i + 1]);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
-            x[i] = y[i];
-        }
-    }
-}
-
 }  // namespace
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -1,12 +1,10 @@
 // Weights for quantized_matmul_fixed_point_simd.cpp: packs of outputs, and their unpacking.
 //
-// A kernel computes one pack of outputs at a time. Prepacked weights are read in place; row-major
-// weights are interleaved a block at a time.
+// A kernel computes one pack of outputs at a time.
 #pragma once
 
-#include "common/simd_transpose.h"
 #include "src/quantized_matmul/fast/fixed_point_activations.h"
-#include "src/quantized_matmul/fast/floating_point_weights.h"
+#include "src/quantized_matmul/fast/symmetric_weights.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
@@ -21,10 +19,7 @@ constexpr int STREAMS = PACK_VECTORS;
 constexpr int STREAMS = 1;
 #endif
 constexpr int STREAM_OUTPUTS = PACK_OUTPUTS / STREAMS;
-constexpr int64_t PREFETCH_DISTANCE = STREAMS == 1 ? 4096 : 2048;  // bytes, for prepacked weights
-constexpr int64_t BLOCK_BYTES = 8192;  // of row-major weights, interleaved at once
-constexpr int64_t BLOCK_WORDS = BLOCK_BYTES / 4 / PACK_OUTPUTS;  // per output
-static_assert(BLOCK_WORDS % (MAX_GROUP * 8 / 32) == 0);          // whole groups
+constexpr int64_t PREFETCH_DISTANCE = STREAMS == 1 ? 4096 : 2048;  // bytes
 
 // --- packs --------------------------------------------------------------------------------------
 
@@ -36,25 +31,23 @@ inline int64_t packed_index(int64_t column, int v, int64_t columns) {
 template <typename WeightFormat>
 struct PackedGroup;
 
-// Weights of PACK_OUTPUTS outputs in the layout of common/prepacked.h, for some of the groups: all
-// groups of prepacked weights, or a block of row-major weights.
+// Weights of PACK_OUTPUTS outputs in the layout of common/prepacked.h.
 struct Pack {
     const QuantizedMatmulJob* job;
-    const uint16_t* scales;  // all groups × PACK_OUTPUTS
-    const uint16_t* biases;  // all groups × PACK_OUTPUTS; nullptr for floating-point weights
-    int64_t first_group, last_group;
-    const uint32_t* words;  // from first_group on: words per row × PACK_OUTPUTS
-    int64_t columns;        // of `words`
-    int64_t ahead;          // distance in bytes of what to prefetch while words are multiplied
+    const uint16_t* scales;  // groups × PACK_OUTPUTS
+    const uint16_t* biases;  // groups × PACK_OUTPUTS; nullptr for symmetric and e2m1 weights
+    int64_t groups;
+    const uint32_t* words;  // columns × PACK_OUTPUTS
+    int64_t columns;        // words per row
     int vectors;            // of outputs; past the last, it is read again
 
     int vector(int v) const { return STREAMS == 1 || v < vectors ? v : vectors - 1; }
     template <typename WeightFormat>
     PackedGroup<WeightFormat> group(int64_t g) const {
-        const int64_t column = (g - first_group) * job->group_size * job->bits / 32;
-        PackedGroup<WeightFormat> group{{}, ahead};
+        const int64_t column = g * job->group_size * job->bits / 32;
+        PackedGroup<WeightFormat> group{{}, PREFETCH_DISTANCE};
         const int64_t stream_bytes = columns * STREAM_OUTPUTS * 4;
-        if (STREAMS > 1 && column * STREAM_OUTPUTS * 4 + ahead >= stream_bytes) {
+        if (STREAMS > 1 && column * STREAM_OUTPUTS * 4 + group.ahead >= stream_bytes) {
             group.ahead +=
                 (vectors - 1) * stream_bytes;  // the next pack's instead of the next stream's
         }
@@ -64,92 +57,20 @@ struct Pack {
         return group;
     }
     Floats factor(const uint16_t* of, int64_t g, int v) const {
-        return load(of, packed_index(g, vector(v), job->I / job->group_size), job->scale_format);
+        return load(of, packed_index(g, vector(v), groups), job->scale_format);
     }
 };
 
-// Pack of `outputs` outputs that points into prepacked weights.
-inline Pack prepacked(const QuantizedMatmulJob& job, int64_t first, int outputs) {
+// Pack of the `outputs` outputs from `first` on.
+inline Pack pack_of(const QuantizedMatmulJob& job, int64_t first, int outputs) {
     const int64_t groups = job.I / job.group_size, columns = job.I * job.bits / 32;
     return {&job,
             job.scales + first * groups,
             job.biases == nullptr ? nullptr : job.biases + first * groups,
-            0,
             groups,
             job.b + first * columns,
             columns,
-            PREFETCH_DISTANCE,
             (outputs + LANES - 1) / LANES};
-}
-
-// Transposes columns first_column … last_column − 1 of PACK_OUTPUTS rows of `matrix`, starting at
-// row `first`, into `out`: a pack with out_columns columns. A vector has LANES elements. Lanes past
-// the last output repeat the last row.
-template <typename Vector>
-void interleave(const void* matrix, int64_t columns, int64_t first_column, int64_t last_column,
-                int64_t first, int outputs, void* out, int64_t out_columns) {
-    constexpr int64_t BYTES = sizeof(Vector) / LANES;
-    const char* rows[PACK_OUTPUTS];
-    for (int o = 0; o < PACK_OUTPUTS; o++) {
-        const int64_t row = first + (o < outputs ? o : outputs - 1);
-        rows[o] = static_cast<const char*>(matrix) + row * columns * BYTES;
-    }
-    for (int64_t c = first_column; c < last_column; c += LANES) {
-        const int count = last_column - c < LANES ? static_cast<int>(last_column - c) : LANES;
-        for (int v = 0; v < PACK_VECTORS; v++) {
-            Vector block[LANES];
-#pragma GCC unroll 16
-            for (int lane = 0; lane < LANES; lane++) {
-                const char* from = rows[v * LANES + lane] + c * BYTES;
-                block[lane] = count == LANES ? load_bits<Vector>(from)
-                                             : load_bits<Vector>(from, count, BYTES);
-            }
-            transpose(block);
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) {
-                if (i < count) {
-                    const int64_t at = packed_index(c - first_column + i, v, out_columns);
-                    memcpy(static_cast<char*>(out) + at * BYTES, &block[i], sizeof(Vector));
-                }
-            }
-        }
-    }
-}
-
-// Memory of a pack of row-major weights: the words of a block, scales and biases.
-inline int64_t pack_bytes(const QuantizedMatmulJob& job) {
-    return BLOCK_BYTES + PACK_OUTPUTS * 2 * 2 * (job.I / job.group_size);
-}
-
-// Calls f(pack) for every block of a pack of row-major weights, which is interleaved into `memory`.
-// During a block, as many bytes of the next pack are prefetched.
-template <typename Function>
-void for_blocks(const QuantizedMatmulJob& job, int64_t first, int outputs, void* memory,
-                const Function& f) {
-    const int64_t columns = job.I * job.bits / 32, groups = job.I / job.group_size;
-    auto words = static_cast<uint32_t*>(memory);
-    auto scales = reinterpret_cast<uint16_t*>(words + BLOCK_WORDS * PACK_OUTPUTS);
-    uint16_t* biases = job.biases == nullptr ? nullptr : scales + groups * PACK_OUTPUTS;
-    const auto interleave_factors = [&](const uint16_t* factors, uint16_t* out) {
-        const auto next = reinterpret_cast<const char*>(factors + (first + PACK_OUTPUTS) * groups);
-        for (int64_t byte = 0; byte < PACK_OUTPUTS * groups * 2; byte += 64) {
-            __builtin_prefetch(next + byte);
-        }
-        interleave<Halves>(factors, groups, 0, groups, first, outputs, out, groups);
-    };
-    interleave_factors(job.scales, scales);
-    if (biases != nullptr) {
-        interleave_factors(job.biases, biases);
-    }
-    const int64_t group_words = job.group_size * job.bits / 32;
-    for (int64_t word = 0; word < columns; word += BLOCK_WORDS) {
-        const int64_t end = columns - word < BLOCK_WORDS ? columns : word + BLOCK_WORDS;
-        interleave<Floats>(job.b, columns, word, end, first, outputs, words, BLOCK_WORDS);
-        const uint32_t* later = job.b + (first + PACK_OUTPUTS) * columns + word * PACK_OUTPUTS;
-        const auto ahead = reinterpret_cast<intptr_t>(later) - reinterpret_cast<intptr_t>(words);
-        f(Pack{&job, scales, biases, word / group_words, end / group_words, words, BLOCK_WORDS,
-               ahead, PACK_VECTORS});
-    }
 }
 
 // --- unpacking ----------------------------------------------------------------------------------
@@ -223,8 +144,8 @@ template <typename Function>
 inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f) {
 #if defined(__ARM_FEATURE_DOTPROD)
     const auto call_nibbles = [&]<typename Sums>() {
-        job.biases == nullptr ? f.template operator()<NibbleFloatingPoint<Sums>>()
-                              : f.template operator()<NibbleIntegers<Sums>>();
+        job.is_e2m1 ? f.template operator()<NibbleFloatingPoint<Sums>>()
+                    : f.template operator()<NibbleIntegers<Sums>>();
     };
     if (job.bits == 8) {
         f.template operator()<Integers<8>>();
@@ -249,7 +170,7 @@ inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f)
 #endif
         f.template operator()<OfShorts>();
     };
-    if (job.biases == nullptr) {
+    if (job.is_e2m1) {
         call.template operator()<FloatingPoint, ByteFloatingPoint>();
     } else if (job.bits == 4) {
         call.template operator()<Integers<4>, ByteIntegers<4>>();

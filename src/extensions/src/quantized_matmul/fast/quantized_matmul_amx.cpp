@@ -35,19 +35,13 @@ struct AmxPanel {
     Floats* totals;       // blocks × PANEL_TILES × block_rows; lanes are outputs
 };
 
-// Converts the panel's scales or biases, outputs × groups or prepacked, to float32: groups ×
-// PANEL_OUTPUTS.
+// Converts the panel's scales or biases to float32: groups × PANEL_OUTPUTS.
 void load_by_group(const AmxPanel& panel, const uint16_t* in, Floats* out) {
     const int64_t groups = panel.layout.groups;
     const Format format = panel.job->scale_format;
     for (int tile = 0; tile < PANEL_TILES; tile++) {
         const int o = tile * TILE_SIDE;
         const uint16_t* tile_rows = in + (panel.first + o) * groups;
-        if (!panel.job->prepacked) {
-            widen_columns(tile_rows, groups, panel.outputs - o, groups, format,
-                          (float*)(out + tile), PANEL_OUTPUTS);
-            continue;
-        }
         for (int64_t g = 0; g < groups && o < panel.outputs; g++) {
             out[g * PANEL_TILES + tile] = (Floats)load_halves(tile_rows + g * TILE_SIDE, format);
         }
@@ -214,13 +208,11 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
     for (int64_t unit = 0; unit < units.count; unit++, weights += stride) {
         if (unpacks) {
             with_weight_format(*panel.job, [&]<typename WeightFormat>() {
-                const auto unpack = panel.job->prepacked ? unpack_prepacked<WeightFormat>
-                                                         : unpack_rows<WeightFormat>;
-                unpack(layout, units, b, unit, panel.outputs, *weights);
+                unpack_unit<WeightFormat>(layout, units, b, unit, panel.outputs, *weights);
             });
         }
         UnitPrefetcher prefetcher;
-        if (unpacks && panel.job->prepacked) {
+        if (unpacks) {
             prefetcher = UnitPrefetcher(layout, units, b, unit, calls_per_unit);
         }
         for (int i = 0; i < units.groups && unit * units.groups + i < layout.groups; i++) {
@@ -322,7 +314,11 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
         if (job.biases != nullptr) {
             load_by_group(panel, job.biases, biases);
         } else {
-            make_affine(scales, biases, layout.groups * PANEL_TILES);
+            for (int64_t i = 0; i < layout.groups * PANEL_TILES; i++) {
+                const auto [scale, bias] = symmetric_factors(job, scales[i]);
+                scales[i] = scale;
+                biases[i] = bias;
+            }
         }
         for (int64_t block = 0; block < layout.blocks; block += most) {
             run_rows(panel, block, layout.blocks - block < most ? layout.blocks - block : most,

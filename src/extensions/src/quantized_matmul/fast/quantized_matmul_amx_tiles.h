@@ -57,49 +57,13 @@ inline int words_in(const PlanesLayout& layout, int64_t vector) {
     return left < TILE_SIDE ? static_cast<int>(left) : TILE_SIDE;
 }
 
-// Unpacks a unit of the `outputs` rows of b that begin at `b`. 64 rows are more streams than the
-// hardware prefetcher tracks, so an equal number of bytes of the next panel is prefetched
-// meanwhile, along a few sequential streams. The hardware prefetcher recognizes these and runs
-// ahead; a single stream would not suffice.
+// Unpacks a unit of the `outputs` rows of b that begin at `b`. Words past the row, which are never
+// multiplied, and tiles past the panel, which are never stored, are left unchanged.
 template <typename WeightFormat>
-inline void unpack_rows(const PlanesLayout& layout, const Units& units, const uint32_t* b,
+inline void unpack_unit(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                         int64_t unit, int outputs, Weights& weights) {
-    const int64_t stride = layout.row_bytes / 4;
-    constexpr int STREAMS = 4;
-    const char* next_panel = (const char*)b + PANEL_OUTPUTS * layout.row_bytes;
-    const int64_t stream_bytes = PANEL_OUTPUTS / STREAMS * layout.row_bytes;
-    for (int v = 0; v < units.vectors; v++) {
-        const int64_t vector = unit * units.vectors + v;
-        const int words = words_in(layout, vector);
-        for (int tile = 0; tile < PANEL_TILES; tile++) {
-            const char* prefetch_address =
-                next_panel + (vector * PANEL_OUTPUTS + tile * TILE_SIDE) / STREAMS * VECTOR;
-            const uint32_t* in = b + tile * TILE_SIDE * stride + vector * TILE_SIDE;
-            const int rows = outputs - tile * TILE_SIDE;
-            __m512i columns[TILE_SIDE];
-            if (rows >= TILE_SIDE) {
-                transpose_words(in, stride, TILE_SIDE, words, columns);
-            } else {
-                transpose_words(in, stride, rows, words, columns);
-            }
-            for (int word = 0; word < TILE_SIDE; word++) {
-                _mm_prefetch(
-                    prefetch_address + word % STREAMS * stream_bytes + word / STREAMS * VECTOR,
-                    _MM_HINT_T1);
-                unpack_word<WeightFormat>(columns[word], v, word, weights.words[tile]);
-            }
-        }
-    }
-    compiler_barrier();
-}
-
-// unpack_rows for prepacked rows, without prefetches. Words past the row, which are never
-// multiplied, and outputs past the panel, which are never stored, are left unchanged.
-template <typename WeightFormat>
-inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, const uint32_t* b,
-                             int64_t unit, int outputs, Weights& weights) {
     const int64_t tile_bytes = TILE_SIDE * layout.row_bytes;
-    const int tiles = outputs / TILE_SIDE;
+    const int tiles = (outputs + TILE_SIDE - 1) / TILE_SIDE;
     for (int v = 0; v < units.vectors; v++) {
         const int64_t vector = unit * units.vectors + v;
         const int words = words_in(layout, vector);
@@ -115,7 +79,7 @@ inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, con
     compiler_barrier();
 }
 
-// Prefetches prepacked weights a fixed distance ahead, during the multiplications of a unit. Each
+// Prefetches weights a fixed distance ahead, during the multiplications of a unit. Each
 // tile is a separate sequential stream. A core has few outstanding cache misses: prefetches during
 // the unpacking would stall it and leave memory idle during the multiplications.
 class UnitPrefetcher {

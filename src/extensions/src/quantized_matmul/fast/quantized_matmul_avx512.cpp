@@ -11,7 +11,6 @@
 
 #if defined(__AVX512BF16__)
 
-#include "common/scratch.h"
 #include "src/quantized_matmul/fast/quantized_matmul_avx512_panel.h"
 #include "src/quantized_matmul/fast/row_tiles.h"
 
@@ -19,12 +18,11 @@ namespace tiny_llm_ext {
 
 namespace {
 
-constexpr int64_t MAX_ROWS = 6;     // MAX_ROWS × PANEL_VECTORS sums fit in 32 registers
-constexpr int64_t ROW_BLOCK = 192;  // rows whose activations and totals stay in the L2 cache
+constexpr int64_t MAX_ROWS = 6;  // MAX_ROWS × PANEL_VECTORS sums fit in 32 registers
 
 // totals[r][c] += scale · dots[r][c] + bias · Σ a, for one group.
-template <int ROWS, typename Weights>
-inline void add_group(const Avx512Panel& panel, const Weights& weights, int64_t first_row,
+template <int ROWS>
+inline void add_group(const Avx512Panel& panel, const PrepackedWeights& weights, int64_t first_row,
                       int64_t group, const __m512 (&dots)[ROWS][PANEL_VECTORS], __m512* totals) {
     weights.prefetch_factors(group);
     const int64_t groups = panel.layout.groups;
@@ -42,9 +40,10 @@ inline void add_group(const Avx512Panel& panel, const Weights& weights, int64_t 
 }
 
 // Multiplies one group by ROWS rows and adds it to `totals`.
-template <int ROWS, typename Weights>
-__attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const Weights& weights,
-                                              int64_t first_row, int64_t group, __m512* totals) {
+template <int ROWS>
+__attribute__((noinline)) void multiply_group(const Avx512Panel& panel,
+                                              const PrepackedWeights& weights, int64_t first_row,
+                                              int64_t group, __m512* totals) {
     const __m512i table = panel.table;
     const int tiles = panel.layout.words_per_group / TILE_WORDS;
     const int64_t tile_stride = panel.layout.tile_vectors * LANES;
@@ -96,9 +95,9 @@ inline void store(const Avx512Panel& panel, int64_t first_row, int64_t rows, con
     }
 }
 
-// Computes a panel with prepacked weights, which are read in place, once per tile of rows. Totals
-// stay in the L1 cache, because a tile's outputs are written before the next tile begins.
-void run_prepacked(const Avx512Panel& panel) {
+// Computes a panel, whose weights are read once per tile of rows. Totals stay in the L1 cache,
+// because a tile's outputs are written before the next tile begins.
+void run_panel(const Avx512Panel& panel) {
     const PrepackedWeights weights(panel);
     __m512 totals[MAX_ROWS * PANEL_VECTORS];
     for_tiles<MAX_ROWS>(panel.job->M, [&]<int ROWS>(int64_t row) {
@@ -108,31 +107,6 @@ void run_prepacked(const Avx512Panel& panel) {
         }
         store(panel, row, ROWS, totals);
     });
-}
-
-// Computes a panel with row-major weights, which are transposed a block at a time, for up to
-// ROW_BLOCK rows of activations, whose totals `totals` can hold.
-void run_transposed(const Avx512Panel& panel, TransposedWeights& weights, __m512* totals) {
-    const Avx512Layout& layout = panel.layout;
-    const int64_t M = panel.job->M;
-    weights.load_factors(panel);
-    for (int64_t first_row = 0; first_row < M; first_row += ROW_BLOCK) {
-        const int64_t rows = M - first_row < ROW_BLOCK ? M - first_row : ROW_BLOCK;
-        clear(totals, rows);
-        for (int64_t word = 0; word < layout.words; word += BLOCK_WORDS) {
-            const int64_t end =
-                layout.words - word < BLOCK_WORDS ? layout.words : word + BLOCK_WORDS;
-            weights.load_words(panel, word, static_cast<int>(end - word));
-            for_tiles<MAX_ROWS>(rows, [&]<int ROWS>(int64_t row) {
-                for (int64_t group = word / layout.words_per_group;
-                     group < end / layout.words_per_group; group++) {
-                    multiply_group<ROWS>(panel, weights, first_row + row, group,
-                                         totals + row * PANEL_VECTORS);
-                }
-            });
-        }
-        store(panel, first_row, rows, totals);
-    }
 }
 
 int64_t scratch_bytes(const QuantizedMatmulJob& job) { return layout_of(job).bytes; }
@@ -153,19 +127,11 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     panel.activations = static_cast<const __m512i*>(scratch);
     panel.sums = static_cast<const float*>(scratch) + panel.layout.sums_offset;
     panel.table = make_table(job);
-    const int64_t totals_vectors = (job.M < ROW_BLOCK ? job.M : ROW_BLOCK) * PANEL_VECTORS;
-    const int64_t vectors = totals_vectors + TransposedWeights::vectors(panel.layout);
-    __m512* totals = (__m512*)thread_scratch(vectors * LANES);
-    TransposedWeights transposed(totals + totals_vectors);
     for (int64_t o = first_output; o < last_output; o += PANEL_OUTPUTS) {
         panel.first = o;
         panel.outputs =
             static_cast<int>(last_output - o < PANEL_OUTPUTS ? last_output - o : PANEL_OUTPUTS);
-        if (job.prepacked) {
-            run_prepacked(panel);
-        } else {
-            run_transposed(panel, transposed, totals);
-        }
+        run_panel(panel);
     }
 }
 

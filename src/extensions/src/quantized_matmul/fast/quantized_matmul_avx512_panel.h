@@ -1,13 +1,11 @@
-// Weight panels of 64 outputs: conversion of MLX's layout to bfloat16 vectors in registers.
+// Weight panels of 64 outputs: unpacking to bfloat16 vectors in registers.
 //
 // The lanes of a vector are 16 *outputs*: a sum is never split over lanes, and its order does not
 // depend on the number of rows.
 //
-// 1. transpose: a block of 16 rows × 16 words of b becomes 16 vectors of one word per row.
-//    Prepacked rows already have this layout and are used in place.
-// 2. unpack: a 16-bit lane holds four 4-bit values. vpermw looks up the bfloat16 value of each in a
-//    table of 32, by the lowest five bits of the lane; entries do not depend on the fifth bit, so
-//    no masking is needed. Four shifts and four lookups unpack 128 weights.
+// A 16-bit lane holds four 4-bit values. vpermw looks up the bfloat16 value of each in a table of
+// 32, by the lowest five bits of the lane; entries do not depend on the fifth bit, so no masking is
+// needed. Four shifts and four lookups unpack 128 weights.
 #pragma once
 
 #include "common/avx512.h"
@@ -20,7 +18,6 @@ namespace {
 constexpr int LANES = 16;         // outputs per vector
 constexpr int PANEL_VECTORS = 4;  // vectors of outputs per panel
 constexpr int PANEL_OUTPUTS = PANEL_VECTORS * LANES;
-constexpr int BLOCK_WORDS = 32;  // words of b transposed at once; at least one group
 constexpr int WORD_WEIGHTS = 8;  // weights per word
 constexpr int LOOKUPS = 4;       // table lookups per word: each unpacks a pair of weights per lane
 constexpr int TILE_WORDS = 4;    // words whose weights match a vector of 16 pairs of activations
@@ -87,7 +84,7 @@ inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layou
 // has no effect.
 inline __m512i make_table(const QuantizedMatmulJob& job) {
     __m512 values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    if (job.biases == nullptr) {  // floating-point weights
+    if (job.is_e2m1) {
         const __m128i twice = _mm_loadu_si128((const __m128i*)TWICE_E2M1);
         values =
             _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(twice)), _mm512_set1_ps(0.5f));
@@ -110,20 +107,12 @@ struct Avx512Panel {
     int64_t first;               // first output
     int outputs;                 // 64, or fewer at the end
     __m512i table;               // of the weights' values
-
-    // Number of outputs in vector c.
-    int outputs_of(int c) const {
-        const int left = outputs - c * LANES;
-        return left < 0 ? 0 : left < LANES ? left : LANES;
-    }
 };
 
-// --- weights of a panel, two variants ------------------------------------------------------------
-//
 // Prefetch-only functions must be inlined: GCC considers them free of side effects and drops calls
 // to them.
 
-// Prepacked rows, in place: a panel's words are contiguous, and so are its scales and its biases.
+// Weights of a panel, in place: its words are contiguous, and so are its scales and its biases.
 // Each is read sequentially, followed by the next panel's, which the hardware prefetcher
 // recognizes; software prefetching helps where it is late.
 class PrepackedWeights {
@@ -131,6 +120,7 @@ class PrepackedWeights {
     explicit PrepackedWeights(const Avx512Panel& panel)
         : groups_(panel.layout.groups),
           format_(panel.job->scale_format),
+          bias_per_scale_(panel.job->is_e2m1 ? 0 : -8),
           words_((const char*)(panel.job->b + panel.first * panel.layout.words)),
           scales_(panel.job->scales + panel.first * groups_),
           biases_(panel.job->biases) {
@@ -145,7 +135,8 @@ class PrepackedWeights {
     }
     __m512 scale(int64_t g, int c) const { return factor(scales_, g, c); }
     __m512 bias(int64_t g, int c) const {
-        return biases_ == nullptr ? _mm512_setzero_ps() : factor(biases_, g, c);
+        return biases_ == nullptr ? _mm512_mul_ps(_mm512_set1_ps(bias_per_scale_), scale(g, c))
+                                  : factor(biases_, g, c);
     }
 
     // Prefetches one cache line per lookup p: vector p of the words PREFETCH_DISTANCE bytes after
@@ -180,98 +171,9 @@ class PrepackedWeights {
 
     int64_t groups_;
     Format format_;
+    float bias_per_scale_;  // without biases
     const char* words_;
     const uint16_t *scales_, *biases_;
-};
-
-// Row-major weights, transposed into the kernel's buffer: the scales and biases of a panel, and the
-// words of a block.
-class TransposedWeights {
-   public:
-    // memory: space for vectors(layout) vectors.
-    explicit TransposedWeights(void* memory) : factors_(static_cast<__m512*>(memory)) {}
-    static int64_t vectors(const Avx512Layout& layout) { return 2 * layout.groups * PANEL_VECTORS; }
-
-    void load_factors(const Avx512Panel& panel) {
-        groups_ = panel.layout.groups;
-        transpose_factors(panel, panel.job->scales, factors_);
-        if (panel.job->biases != nullptr) {
-            transpose_factors(panel, panel.job->biases, factors_ + groups_ * PANEL_VECTORS);
-        } else {
-            memset(factors_ + groups_ * PANEL_VECTORS, 0, groups_ * PANEL_VECTORS * sizeof(__m512));
-        }
-    }
-
-    // Transposes up to BLOCK_WORDS words per row. Rows past the last output are zero.
-    void load_words(const Avx512Panel& panel, int64_t first_word, int count) {
-        first_word_ = first_word;
-        prefetch_address_ = block_ahead(panel, first_word);
-        for (int c = 0; c < PANEL_VECTORS; c++) {
-            const int rows = panel.outputs_of(c);
-            const int64_t stride = panel.layout.words;
-            const uint32_t* in = panel.job->b + (panel.first + c * LANES) * stride;
-            for (int w = 0; w < count; w += 16) {
-                __m512i column[16];
-                transpose_words(in + first_word + w, stride, rows, count - w < 16 ? count - w : 16,
-                                column);
-#pragma GCC unroll 16
-                for (int i = 0; i < 16; i++) {
-                    words_[w + i][c] = column[i];
-                }
-            }
-        }
-    }
-
-    __m512i word(int64_t w, int c) const { return words_[w - first_word_][c]; }
-    __m512 scale(int64_t g, int c) const { return factors_[g * PANEL_VECTORS + c]; }
-    __m512 bias(int64_t g, int c) const { return factors_[(groups_ + g) * PANEL_VECTORS + c]; }
-
-    void prefetch_factors(int64_t) const {}  // prefetched by transpose_factors
-
-    // Prefetches one cache line of a later block per lookup p of each word w. A block has two lines
-    // per row.
-    __attribute__((always_inline)) void prefetch(int64_t w, int p) const {
-        static_assert(BLOCK_WORDS * sizeof(uint32_t) == 2 * 64 &&
-                      BLOCK_WORDS * LOOKUPS == 2 * PANEL_OUTPUTS);
-        const int64_t line = (w - first_word_) * LOOKUPS + p;
-        _mm_prefetch(prefetch_address_ + line / 2 * 4 * row_words_ + line % 2 * 64, _MM_HINT_T0);
-    }
-
-   private:
-    // Address of the block after the next one, to be prefetched. Its 64 rows are more streams than
-    // the hardware prefetcher tracks, so lines are prefetched one by one during multiplication: a
-    // burst would delay all other loads, and one block ahead is too late.
-    const char* block_ahead(const Avx512Panel& panel, int64_t first_word) {
-        row_words_ = panel.layout.words;
-        int64_t word = first_word + 2 * BLOCK_WORDS, row = panel.first;
-        if (word >= row_words_) {
-            word -= row_words_;
-            row += PANEL_OUTPUTS;
-        }
-        return (const char*)(panel.job->b + row * row_words_ + word);
-    }
-
-    // Converts the panel's scales or biases to float32 and transposes them: from outputs × groups
-    // to PANEL_VECTORS vectors of outputs per group.
-    static void transpose_factors(const Avx512Panel& panel, const uint16_t* in, __m512* out) {
-        const int64_t groups = panel.layout.groups;
-        const Format format = panel.job->scale_format;
-        const char* next = (const char*)(in + (panel.first + PANEL_OUTPUTS) * groups);
-        for (int64_t i = 0; i < PANEL_OUTPUTS * groups * 2; i += 64) {
-            _mm_prefetch(next + i, _MM_HINT_T0);
-        }
-        for (int c = 0; c < PANEL_VECTORS; c++) {
-            const int outputs = panel.outputs_of(c);
-            const uint16_t* lane_rows = in + (panel.first + c * LANES) * groups;
-            widen_columns(lane_rows, groups, outputs, groups, format, (float*)(out + c),
-                          PANEL_OUTPUTS);
-        }
-    }
-
-    __m512i words_[BLOCK_WORDS][PANEL_VECTORS];
-    __m512* factors_;  // 2 × groups × PANEL_VECTORS: scales and biases
-    int64_t groups_, first_word_, row_words_;
-    const char* prefetch_address_;
 };
 
 // --- outputs of a panel -------------------------------------------------------------------------

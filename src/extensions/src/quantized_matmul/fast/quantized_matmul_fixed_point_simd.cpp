@@ -57,12 +57,10 @@ inline void add_group(const Pack& pack, int64_t g, const Factors* factors,
                       const Sums (&sums)[ROWS][PACK_VECTORS], Floats* totals) {
 #pragma GCC unroll 4
     for (int v = 0; v < PACK_VECTORS; v++) {
-        Floats scale = pack.factor(pack.scales, g, v), bias;
-        if (pack.biases != nullptr) {
-            bias = pack.factor(pack.biases, g, v);
-        } else {
-            make_affine(&scale, &bias, 1);
-        }
+        const Floats stored = pack.factor(pack.scales, g, v);
+        const auto [scale, bias] = pack.biases == nullptr
+                                       ? symmetric_factors(*pack.job, stored)
+                                       : ScaleAndBias{stored, pack.factor(pack.biases, g, v)};
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
             const Floats dot = __builtin_convertvector(total_of(sums[r][v]), Floats);
@@ -131,7 +129,7 @@ __attribute__((noinline)) void multiply_packed_tile(const Pack& pack, const Acti
                                                     int64_t row, Floats* totals) {
     Floats sums[ROWS * PACK_VECTORS];  // in registers, if they suffice
     memcpy(sums, totals, sizeof sums);
-    for (int64_t g = pack.first_group; g < pack.last_group; g++) {
+    for (int64_t g = 0; g < pack.groups; g++) {
         multiply_group<ROWS>(pack, pack.group<WeightFormat>(g), a, g, row, sums);
     }
     memcpy(totals, sums, sizeof sums);
@@ -158,7 +156,7 @@ void multiply_many_rows(const Pack& pack, const Activations& a, int64_t first_ro
                         Floats* totals) {
     constexpr int WORDS = PartActivations<typename WeightFormat::Sums>::WORDS;
     typename WeightFormat::Part parts[MAX_GROUP / 2][PACK_VECTORS];
-    for (int64_t g = pack.first_group; g < pack.last_group; g++) {
+    for (int64_t g = 0; g < pack.groups; g++) {
         unpack_group(pack.group<WeightFormat>(g), a.row_words / WORDS, parts);
         for_tiles<ROW_TILE>(rows, [&]<int ROWS>(int64_t row) {
             multiply_unpacked_tile<ROWS>(pack, UnpackedGroup<WeightFormat>{parts}, a, g,
@@ -215,9 +213,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
          int64_t last_output) {
     const Activations activations(job, const_cast<void*>(scratch));
     const int64_t block = job.M < ROW_BLOCK ? job.M : ROW_BLOCK;
-    const int64_t vectors = block * PACK_VECTORS;
-    const int64_t bytes = job.prepacked ? 0 : pack_bytes(job);
-    Floats* totals = reinterpret_cast<Floats*>(thread_scratch(vectors * LANES + (bytes + 3) / 4));
+    Floats* totals = reinterpret_cast<Floats*>(thread_scratch(block * PACK_OUTPUTS));
     for (int64_t row = 0; row < job.M; row += block) {
         const int64_t rows = job.M - row < block ? job.M - row : block;
         for (int64_t o = first_output; o < last_output; o += PACK_OUTPUTS) {
@@ -226,14 +222,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
             for (int64_t i = 0; i < rows * PACK_VECTORS; i++) {
                 totals[i] = Floats{};
             }
-            const auto multiply_rows = [&](const Pack& pack) {
-                multiply(pack, activations, row, rows, totals);
-            };
-            if (job.prepacked) {
-                multiply_rows(prepacked(job, o, outputs));
-            } else {
-                for_blocks(job, o, outputs, totals + vectors, multiply_rows);
-            }
+            multiply(pack_of(job, o, outputs), activations, row, rows, totals);
             store_rows(job, o, outputs, row, rows, totals);
         }
     }

@@ -41,14 +41,8 @@ def make_disk_cache(
     if directory is None:
         return None
     max_bytes = max_bytes or DEFAULT_MAX_BYTES
-    groups = scheduler.config.kv_groups
-    if groups[0].window:
-        raise UserError(
-            "prefix_cache_dir does not support models in which every layer has a sliding window; "
-            "omit it."
-        )
     row_bytes = {kind: sum(model.row_bytes(kind) for model in models) for kind in ROW_KINDS}
-    block_bytes = row_bytes["page"] * max(group.num_pages for group in groups)
+    block_bytes = row_bytes["page"] * max(group.num_pages for group in scheduler.config.kv_groups)
     num_bytes = HEADER_BYTES + max(block_bytes, row_bytes["state"])
     if max_bytes < num_bytes:
         raise UserError(

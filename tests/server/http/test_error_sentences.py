@@ -1,0 +1,204 @@
+"""Contract of invalid requests: endpoint, changed fields, sentence of the 400 error."""
+
+import json
+
+import pytest
+
+from tests.server.protocols import CHAT, MESSAGES, PATHS, RESPONSES, small_body
+from tests.support import function_tool
+from tiny_llm.server.http.unsupported import FIELD_REASONS
+
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+ALLOWED = {
+    "type": "allowed_tools",
+    "mode": "required",
+    "tools": [{"type": "function", "name": "g"}],
+}
+
+
+def said(*content, **message):
+    """`messages` with one message, by default with a user's content parts."""
+    return {"messages": [message or {"role": "user", "content": list(content)}]}
+
+
+def given(*items):
+    return {"input": list(items)}
+
+
+def deep(depth):
+    return json.loads('{"items": ' * depth + "{}" + "}" * depth)
+
+
+SENTENCES = {
+    "/v1/completions": [
+        ({"suffix": "."}, "suffix is not supported"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "The prompt is empty"),
+        ({"prompt": [4096]}, "token ids in the prompt must be from 0 to 4095, got 4096"),
+        ({"prompt": [1] * 2048}, "2048 tokens"),
+        ({"best_of": 3}, "best_of must equal n"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, or 0 with echo."),
+        ({"logprobs": 21}, "logprobs must be at most 20, got 21"),
+    ],
+    CHAT.path: [
+        ({"messages": 5}, "messages must be a list, got 5."),
+        ({"messages": None}, "messages must be a list, got null."),
+        ({"messages": []}, "messages must have 1 or more elements, got 0."),
+        ({"messages": [5]}, "messages[0] must be an object, got 5."),
+        (said(role="user"), "messages[0] has no content"),
+        (said({"text": "Why?"}), "messages[0].content[0].type is required."),
+        (said({"type": "text"}), "messages[0].content[0].text is required."),
+        (
+            said({"type": "image_url"}),
+            "messages[0].content[0] has the type 'image_url'; this model accepts text only.",
+        ),
+        (
+            said(role="user", content="word " * 3000),
+            "3014 tokens > 2047 maximum; this model's maximum context length is 2048",
+        ),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'."),
+        ({"temperature": -1}, "temperature must be "),
+        ({"n": 0}, "n must be at least 1, got 0."),
+        ({"n": 1.5}, "n must be an integer, got 1.5."),
+        ({"n": 2, "temperature": 0}, "n must be 1 at temperature 0.0, got 2"),
+        ({"n": 1000}, "this server accepts at most"),
+        ({"logit_bias": [1]}, "logit_bias must be an object, got a list."),
+        ({"logit_bias": {"4096": 1}}, "token ids in logit_bias must be from 0 to 4095, got 4096"),
+        ({"logit_bias": {"Paris": 1}}, "logit_bias keys must be token ids, got 'Paris'"),
+        ({"user": {"a": "x" * 10**6}}, "user must be a string, got an object."),
+        ({"seed": "x" * 10**6}, f"seed must be an integer, got '{'x' * 56}…."),
+        ({"stop": [1]}, "stop[0] must be a string, got 1"),
+        ({"stream_options": {}}, "stream_options requires stream"),
+        ({"stream": None, "logprobs": "maybe"}, "logprobs must be true or false, got 'maybe'."),
+        ({"top_logprobs": 2}, "top_logprobs requires logprobs: true."),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be at most 20, got 21."),
+        ({"reasoning_effort": True}, "got true."),
+        ({"tools": [FUNCTION]}, "tools[0].function is required."),
+        (
+            {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+            "tools[0].type must be 'function', got 'custom': the model calls functions, which the "
+            "client runs.",
+        ),
+        ({"tool_choice": "required"}, "tools is empty."),
+        ({"tool_choice": {"type": "x"}}, "tool_choice.type must be "),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.function is required."),
+        (
+            {
+                "tools": [function_tool("f")],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [function_tool("g")]},
+                },
+            },
+            "tool_choice allows 'g', which is not in tools.",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "json_schema.schema is required"),
+        ({"structured_outputs": {}}, "must have exactly one of"),
+        ({"structured_outputs": {"regex": "("}}, "invalid regular expression: unclosed group"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "cannot be combined with"),
+        ({"structured_outputs": {"json": deep(200)}}, "nested more than 100 levels deep"),
+        (CHAT.response_format(deep(440)), "nested more than 100 levels deep"),
+        ({"continue_final_message": True}, "only if it is an assistant message with text."),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "mutually exclusive"),
+        (
+            {"chat_template_kwargs": {"messages": []}},
+            "chat_template_kwargs must not contain 'messages'.",
+        ),
+        (
+            {"chat_template_kwargs": {"enable_thinking": "no"}},
+            "chat_template_kwargs.enable_thinking must be true or false, got 'no'.",
+        ),
+        *(
+            ({field: {}}, f"{field} is not supported: {why}.")
+            for field, why in FIELD_REASONS.items()
+        ),
+    ],
+    RESPONSES.path: [
+        ({"previous_response_id": "resp_1"}, "responses are not stored"),
+        (given(), "input must contain at least one message."),
+        (given({"role": "robot", "content": ""}), "input[0].role must be"),
+        (
+            given({"role": "user", "content": [{"type": "input_image", "image_url": "data:,x"}]}),
+            "the model accepts text only.",
+        ),
+        (given({"type": "item_reference", "id": "msg_1"}), "references a stored item"),
+        (
+            given({"type": "function_call_output", "output": "x"}),
+            "input[0].call_id must be a string.",
+        ),
+        ({"text": {"verbosity": "high"}}, "the model has no verbosity setting"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a"}}},
+            "text.format.schema is required.",
+        ),
+        ({"stream_options": {}}, "stream_options requires stream"),
+        ({"background": True}, "background is not supported"),
+        ({"tool_choice": "required"}, "tools is empty."),
+        ({"tools": [FUNCTION], "tool_choice": "always"}, "tool_choice must be 'auto'"),
+        ({"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": "x"}}, "requires mode"),
+        ({"tools": [FUNCTION], "tool_choice": ALLOWED}, "subset of the request's tools."),
+        ({"tools": [{**FUNCTION, "name": ""}]}, "tools[0].name must have 1 or more characters"),
+        (
+            {"tools": [{**FUNCTION, "strict": "no"}]},
+            "tools[0].strict must be true or false, got 'no'",
+        ),
+        ({"tools": [{**FUNCTION, "parameters": "x"}]}, "tools[0].parameters must be an object"),
+    ],
+    MESSAGES.path: [
+        ({"max_tokens": -1}, "max_tokens must be at least 0, got -1"),
+        ({"messages": []}, "messages must have 1 or more elements, got 0"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice requires tools, but tools is empty."),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "got 'x'"),
+        (
+            said({"type": "image"}),
+            "content[0] has the type 'image'; this model accepts text only",
+        ),
+        (
+            said({"type": "document", "source": {"type": "base64"}}),
+            "content[0].source has the type 'base64'; this model accepts text only",
+        ),
+        ({"output_config": {"effort": "much"}}, "output_config.effort must be 'none', "),
+        (
+            {"mcp_servers": [{"type": "url", "name": "a", "url": "https://a.example"}]},
+            "this server does not run tools",
+        ),
+        (
+            {"output_format": {"type": "json_schema", "schema": {}}} | MESSAGES.response_format({}),
+            "output_format and output_config.format",
+        ),
+    ],
+    "/tokenize": [
+        ({"prompt": None}, "Exactly one of prompt and messages"),
+        (
+            {"messages": [{"role": "user", "content": "a"}], "prompt": None}
+            | {"chat_template_kwargs": {"messages": []}},
+            "chat_template_kwargs must not contain 'messages'.",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "sentence"),
+    [(path, *row) for path, rows in SENTENCES.items() for row in rows],
+    ids=lambda value: value[:50] if isinstance(value, str) else "",
+)
+def test_invalid_request_is_400(server, path, change, sentence):
+    body = small_body(path) if path in PATHS else {"prompt": "a"}
+    response = server.post(path, {**body, **change})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert sentence in error["message"]
+    assert error["message"].endswith(".")
+    assert "input should" not in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_errors_are_json_for_any_body(server):
+    incomplete = b'{"messages": [{"role": "user", "content": "\\ud800"}], "\\ud800": 1}'
+    long = b'{"seed": ' + b"9" * 5000 + b"}"
+    for content in (b"", b"{", b"\xff", b"[" * 100_000, b"1", incomplete, long):
+        response = server.send(CHAT.path, content)
+        assert response.status_code == 400, content[:20]
+        assert response.json()["error"]["message"].endswith(".")
