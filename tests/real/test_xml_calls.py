@@ -29,20 +29,19 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(artifact):
-    """(tokenizer, its grammar compiler)."""
-    file = artifact("tokenizer-qwen3") / "tokenizer.json"
+@pytest.fixture(scope="module", params=["Qwen3-Coder", "Qwen3.5-4B"])
+def model(request, artifact):
+    """(tokenizer with the template, its grammar compiler)."""
+    file, templates = artifact("tokenizer-qwen3") / "tokenizer.json", artifact("chat-templates")
     backend = tokenizers.Tokenizer.from_file(os.fspath(file))
-    tokenizer = Tokenizer(artifact("chat-templates"), backend, {}, {151645})
+    tokenizer = Tokenizer(templates, backend, {}, {151645})
+    tokenizer.chat_template = (templates / f"{request.param}.jinja").read_text()
     return tokenizer, GrammarCompiler(tokenizer, len(tokenizer))
 
 
-@pytest.mark.parametrize("template", ["Qwen3-Coder", "Qwen3.5-4B"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_calls_of_the_template(model, artifact, template, text):
+def test_calls_of_the_template(model, text):
     tokenizer, compiler = model
-    tokenizer.chat_template = (artifact("chat-templates") / f"{template}.jinja").read_text()
     arguments = {"path": "a.py", "text": text, "note": "x"}
     function = {"name": "edit", "arguments": json.dumps(arguments)}
     call = {"id": "call_1", "type": "function", "function": function}
