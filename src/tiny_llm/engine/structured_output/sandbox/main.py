@@ -1,6 +1,6 @@
-"""Program of sandboxed processes: answers JSON lines under a memory limit.
+"""Program of sandboxed processes: answers JSON lines under limits of memory and processor time.
 
-    python -P main.py HANDLER MAX_BYTES ARGUMENT …
+    python -P main.py HANDLER MAX_BYTES SECONDS ARGUMENT …
 
 HANDLER is a Python file with a function `make_handler(ARGUMENT, …)`. It returns a function that
 takes a request's fields as keywords and returns the response's fields; an exception becomes the
@@ -9,6 +9,7 @@ response's "error". The file is loaded without importing `tiny_llm`.
 
 import json
 import resource
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from typing import Any
 
 def main() -> None:
     """Writes a response once the handler is loaded, then one for each request."""
-    file, max_bytes, *arguments = sys.argv[1:]
+    file, max_bytes, seconds, *arguments = sys.argv[1:]
     _limit_memory(2 * int(max_bytes))  # loading may take more memory than requests do
     try:
         handler = _load(file, arguments)
@@ -28,10 +29,12 @@ def main() -> None:
     _limit_memory(int(max_bytes))
     _respond({})
     for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, float(seconds))  # its signal ends the process
         try:
             response = handler(**json.loads(line))
         except BaseException as error:
             response = {"error": _describe(error)}
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _respond(response)
 
 

@@ -7,6 +7,7 @@ starts on the first request and restarts after it has been killed.
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 STARTUP_TIMEOUT_SECONDS = 30.0  # Python starts slowly on a busy machine
+WAIT_FACTOR = 10  # on a busy machine, a response takes longer than its processor time
 PROGRAM = Path(__file__).with_name("main.py")
 
 
@@ -26,7 +28,7 @@ class SandboxedProcess:
 
     handler: Path  # Python file with `make_handler`; see `main.py`
     arguments: Sequence[str]  # arguments of `make_handler`
-    seconds: float  # time limit per response
+    seconds: float  # limit on a response's processor time
     max_bytes: int  # size limit per response
     max_memory: int  # limit on the process's address space in bytes; not enforced on macOS
 
@@ -46,7 +48,7 @@ class SandboxedProcess:
             try:
                 if self._process is None or self._process.poll() is not None:
                     self._start()
-                reply = self._exchange(line, self.seconds)
+                reply = self._exchange(line, WAIT_FACTOR * self.seconds)
                 response: dict[str, Any] = json.loads(reply)
             except (ValueError, BrokenPipeError):
                 self._stop()  # the process may hang, or answer a later request with this response
@@ -61,7 +63,7 @@ class SandboxedProcess:
 
     def _start(self) -> None:
         self._stop()
-        limits = [str(self.handler), str(self.max_memory)]
+        limits = [str(self.handler), str(self.max_memory), str(self.seconds)]
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(PROGRAM), *limits, *self.arguments],
             stdin=subprocess.PIPE,
@@ -101,6 +103,8 @@ class SandboxedProcess:
                 unsent = unsent[os.write(stdin, unsent[:65536]) :]
             if stdout in ready:
                 chunk = os.read(stdout, 65536)
+                if not chunk and self._process.wait() == -signal.SIGPROF:
+                    raise ValueError(f"it took longer than {self.seconds:.3g} seconds")
                 if not chunk:
                     raise ValueError("it used too much memory")
                 received += chunk
