@@ -55,6 +55,15 @@ def test_incomplete_utf8_is_buffered():
     assert output.take_text() == "\ufffd"
 
 
+@pytest.mark.parametrize(("min_tokens", "expected"), [(0, ("", "\ufffd")), (1, ("\ufffd", None))])
+def test_stop_string_completed_at_the_end(min_tokens, expected):
+    output = CompletionOutput(0)
+    checker = StopChecker(output, ByteDetokenizer(), ("\ufffd",), min_tokens)
+    assert not checker.add_token("é".encode()[0])
+    checker.finish()
+    assert (checker.take_text(), output.stop_reason) == expected
+
+
 @given(st.text("ab<", max_size=30), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_random_texts_and_stop_strings(text, stops):

@@ -78,6 +78,7 @@ def delta_net(H_k: int, H_v: int, D_k: int, D_v: int, K: int = 4) -> dict[str, A
         "linear_key_head_dim": D_k,
         "linear_value_head_dim": D_v,
         "linear_conv_kernel_dim": K,
+        "rms_norm_eps": 1e-5,  # a smaller one would magnify rounding
     }
 
 

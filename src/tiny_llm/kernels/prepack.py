@@ -123,8 +123,8 @@ def _restore_arrays(layer: Any, prepacked: Any) -> None:
 
 
 def _is_symmetric(layer: Any) -> bool:
-    for part in slice(1), slice(None):  # the start suffices for most other weights
-        scales, biases = (layer[name][part].astype(mx.float32) for name in ("scales", "biases"))
+    for part in slice(1), slice(None):  # the first pack rules out most asymmetric weights
+        scales, biases = layer.scales[part], layer.biases[part]
         if not mx.array_equal(biases, scales * -(2 ** (layer.bits - 1))):
             return False
     return True
@@ -209,6 +209,7 @@ class PrepackedWeights:
             if "biases" in layer and not reads_all_biases and _is_symmetric(layer):
                 self._used -= _aligned_nbytes(layer.biases)
                 layer.biases = layer.biases[..., :0, :]
+                mx.eval(layer.biases)  # other threads cannot evaluate this thread's graphs
 
     def _interleave(self, matrix: mx.array) -> mx.array:
         """Interleaves N..×O×W to N..×(O/R)×W×R, with the N.. experts as one matrix."""

@@ -3,10 +3,11 @@
 Unlike in a `TinyKvPagedPool`, a page id refers to the same page in every layer's arrays, so layers
 share block tables. The engine allocates page ids and state slots; this module holds the memory.
 
-All pages have equal bytes, so one free list serves all layers. A *block* is `page_size` tokens of
-a sequence; its keys and values take `block_pages` pages with consecutive entries in the request's
-page ids. A *table* is a set of layers with the same window and row size, at most one per array,
-that use the same page ids of each block in different arrays. For six layers, four with a window:
+All pages have the same number of bytes, so one free list serves all layers. A *block* is
+`page_size` tokens of a sequence; its keys and values take `block_pages` pages with consecutive
+entries in the request's page ids. A *table* is a set of layers with the same window and row size,
+at most one per array, that use the same page ids of each block in different arrays. For six
+layers, four with a window:
 
     array          0         1            pages of a block    freed before the window
     window table   layer 0   layer 1      1                   yes
@@ -87,7 +88,7 @@ class KvLayout:
     def from_layers(cls, layers: Sequence[LayerKv], page_size: int) -> "KvLayout":
         """Layout with separate tables for layers that differ in window or row size.
 
-        Falls back to one table if pages of equal bytes are impossible, i.e. if `page_size` is not
+        Falls back to one table if pages of equal size are impossible, i.e. if `page_size` is not
         divisible by each row size over the greatest common divisor of all row sizes.
         """
         kinds = sorted(set(layers), key=lambda kind: (kind.window != 0, -kind.window, kind))
@@ -219,8 +220,8 @@ def release_rows(arrays: Sequence[mx.array], resident: set[int], free: Collectio
     """
     if sys.platform == "linux" and kernels.computes_on_cpu():
         rows = sorted(resident.intersection(free))
-        for array in arrays:
-            kernels.release_rows(array, rows)
+        for each in arrays:
+            kernels.release_rows(each, rows)
         resident.difference_update(rows)
 
 

@@ -1,6 +1,7 @@
-"""Model names (hub ids, folders, files, Ollama's models) and downloads.
+"""Resolves model names to local files, downloading from the Hugging Face hub if necessary.
 
-Ollama's and LM Studio's files (`ollama:NAME`, `lmstudio:NAME`) are read in place, never written.
+A name is a short name, a hub id, a folder, a GGUF file, or a model of Ollama or LM Studio
+(`ollama:NAME`, `lmstudio:NAME`), whose files are read in place and never written.
 """
 
 import os
@@ -99,7 +100,7 @@ def find_config(name: str, console: "Console | None") -> Path:
 
 
 def find_files(name: str, console: "Console | None", load_format: str | None) -> Path:
-    """The files that a load format needs: for "dummy", only `find_config`'s."""
+    """Finds a model for a load format: `find_config` for "dummy", else `find_model`."""
     find = find_config if load_format == "dummy" else find_model
     return find(name, console)
 
@@ -199,7 +200,7 @@ def find_local_model(name: str) -> Path | None:
     """File or folder of a model named with a prefix; None without a prefix.
 
     Raises:
-        ModelError: the program has no such model, or several, or its files are invalid.
+        ModelError: no model or several models match the name, or the files are invalid.
     """
     prefix, _, wanted = name.partition(":")
     if prefix not in _SOURCES:

@@ -1,8 +1,8 @@
 """LoRA adapters: low-rank updates to linear layers, selected per request.
 
-Reads folders written by `mlx_lm.lora` or PEFT; only PEFT's configs have the field `peft_type`.
+An adapter is a folder written by `mlx_lm.lora` or PEFT; only PEFT's configs have `peft_type`.
 Unsupported methods (DoRA, full fine-tuning) are rejected, as are unsupported fields that would
-change the computation. Attaching concatenates each layer's matrices over all adapters.
+change the computation. `attach_adapters` concatenates each layer's matrices over all adapters.
 
 Sources: `mlx_lm/tuner/utils.py`; https://huggingface.co/docs/peft/package_reference/lora
 """
@@ -90,7 +90,8 @@ def read_adapter_config(folder: Path, model: DecoderConfig) -> AdapterConfig:
     config = _peft_config(fields) if "peft_type" in fields else _mlx_config(fields, model)
     if config.rank > model.hidden_size:
         # Each layer has hidden_size inputs or outputs, so a higher rank would only cost memory.
-        raise _invalid("rank", config.rank, f"at most the model's hidden_size, {model.hidden_size}")
+        name = "r" if config.is_peft else "rank"
+        raise _invalid(name, config.rank, f"at most the model's hidden_size, {model.hidden_size}")
     return config
 
 

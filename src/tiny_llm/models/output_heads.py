@@ -70,7 +70,7 @@ def pool_scores(logits: mx.array, no_token: int, yes_token: int) -> mx.array:
 
 
 def detect_task(folder: Path) -> Task:
-    """Task: "embed" with a sentence-transformers pooling layer, else "generate".
+    """Returns "embed" if the folder has a sentence-transformers pooling layer, else "generate".
 
     Raises:
         ValueError: a pooling mode other than last-token pooling, or a module of unknown effect.

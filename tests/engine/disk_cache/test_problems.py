@@ -268,5 +268,6 @@ def test_serving_continues_after_close(demo, tmp_path):
         llm.add_request(f"Other. {PROMPT}", GREEDY)
         llm.step()
         llm.close()
+        assert not llm.disk_cache._io.is_alive()
         finish(llm)
         assert generate_one(llm).token_ids == expected.token_ids

@@ -102,7 +102,7 @@ def test_invalid_configs_are_rejected(tmp_path, changes, message):
         ({"lora_alpha": None}, "has lora_alpha None, expected a number"),
         ({"r": -1}, "has r -1, expected a positive integer"),
         ({"r": 5}, "has shape 4×128, expected 5×128"),
-        ({"r": 129}, "has rank 129, expected at most the model's hidden_size, 128"),
+        ({"r": 129}, "has r 129, expected at most the model's hidden_size, 128"),
         *(
             ({"init_lora_weights": init}, f"has init_lora_weights '{init}', which changes the base")
             for init in ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga")

@@ -310,13 +310,14 @@ def encode_reasoning(reasoning: str) -> str:
 
 
 def decode_reasoning(content: Any) -> str:
-    """Decodes `encode_reasoning`'s result; returns "" for other servers' values."""
+    """Inverse of `encode_reasoning`; returns "" for values from other servers."""
     try:
         return b64decode(content, validate=True).decode()
     except (TypeError, ValueError):
         return ""
 
 
+# How a harmony message's header may start.
 HEADER_STARTS = (START, CHANNEL, CONSTRAIN, "to=", "assistant")
 SEPARATOR = "\n\n"  # between messages of the same kind
 
@@ -336,7 +337,7 @@ def make_output_parser(
 
 
 def without_reasoning(message: str, tokenizer: Any = None) -> str:
-    """Content of a complete message; without a tokenizer, reasoning is between `<think>` tags."""
+    """Returns a complete message's content; without a tokenizer, assumes `<think>` tags."""
     tags = think_tags(tokenizer)
     tool_call_format = find_format(AUTO, getattr(tokenizer, "chat_template", None))
     reasoning_open = tags[0] not in message and tags[1] in message  # the prompt has the start tag
@@ -346,7 +347,14 @@ def without_reasoning(message: str, tokenizer: Any = None) -> str:
 
 
 class HarmonyParser(OutputParser):
-    """`OutputParser` for harmony; starts inside `final` unless `starts_message`."""
+    """Parser of gpt-oss's messages (`tool_calls/harmony.py`): channels instead of `<think>`.
+
+    Messages on the channel `analysis`, or to built-in tools, are reasoning.
+
+    Args:
+        starts_message: whether the output starts with a message's header; if not, it starts inside
+            a message on the channel `final`.
+    """
 
     def __init__(self, tool_calls: ToolCallOptions | None, starts_message: bool = True):
         super().__init__(starts_message, False, tool_calls)

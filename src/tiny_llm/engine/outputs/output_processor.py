@@ -38,7 +38,8 @@ class StopChecker:
         detokenizer: a new streaming detokenizer with `mlx_lm`'s interface.
         stop_strings: strings that end the text; the earliest match wins.
         min_tokens: stop strings that start within the first `min_tokens` tokens are ignored.
-        reasoning: delimiters of reasoning, in which stop strings are ignored; None if disabled.
+        include_stop_str: whether the text includes the stop string.
+        reasoning: delimiters of reasoning, where stop strings are ignored; None if disabled.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class StopChecker:
         self._num_min_tokens_left = min_tokens  # number of next tokens exempt from stop strings
         self._reasoning = reasoning
         self._in_reasoning = reasoning is not None and reasoning.is_open
+        self._is_last_exempt = self._in_reasoning
         self._finished = False
 
     def add_token(self, token: int) -> bool:
@@ -70,15 +72,14 @@ class StopChecker:
         self._num_min_tokens_left = max(0, self._num_min_tokens_left - 1)
         if is_exempt:
             self._num_unchecked = len(self._buffer)
-        if stop_string is not None:
-            self._output.stop_reason = stop_string
+        self._is_last_exempt = is_exempt
         return stop_string is not None
 
     def finish(self) -> None:
         """Ends the completion, so that `take_text` returns all held-back text."""
         if not self._finished:
             self._detokenizer.finalize()
-            self._append(self._detokenizer.last_segment, self._in_reasoning)
+            self._append(self._detokenizer.last_segment, self._is_last_exempt)
             self._finished = True
 
     def take_text(self) -> str:
@@ -115,6 +116,7 @@ class StopChecker:
         start, stop_string = min(matches)
         self._buffer = self._buffer[: start + len(stop_string) * self._include_stop_str]
         self._finished = True
+        self._output.stop_reason = stop_string
         return stop_string
 
     def _num_emittable(self) -> int:
@@ -202,6 +204,8 @@ class OutputProcessor:
             request_output.metrics = metrics = replace(metrics, first_token_time=now)
         if reason is not None:
             self._text.finish()
+            if reason == "length" and isinstance(output.stop_reason, str):
+                reason = "stop"  # held-back text completed a stop string
             output.finish_reason = reason
             num_preemptions = metrics.num_preemptions + self.request.num_preemptions
             metrics = replace(metrics, num_preemptions=num_preemptions)

@@ -19,8 +19,8 @@ from .page_allocator import PageAllocator
 from .prefix_cache import PrefixNode
 
 
-class SharedMemory(Protocol):
-    """`PageManager`, whose pages share their memory with the slots."""
+class PagePool(Protocol):
+    """`PageManager`, whose pages share the KV memory with the state slots."""
 
     slot_pages: float
 
@@ -70,7 +70,7 @@ class Checkpoints:
         self._allocator = allocator
         self._clock = 0
         self.on_add: Callable[[PrefixNode], None] = lambda node: None
-        self.memory: SharedMemory | None = None
+        self.memory: PagePool | None = None
         self.protected: PrefixNode | None = None
 
     @property

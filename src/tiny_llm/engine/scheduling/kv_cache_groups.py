@@ -1,4 +1,4 @@
-"""KV cache groups: pages of layers with different windows or row sizes.
+"""KV cache groups: prefix cache and pages of layers with different windows or rows.
 
 A request's `page_ids` list each block's pages by group. −1 marks a page that is before the group's
 window and released, or not yet allocated:
@@ -74,7 +74,7 @@ class GroupPrefixCache(PrefixCache):
         self.windows = [group.window for group in groups]
         self.sizes = [group.num_pages for group in groups]
         self.columns = [slice(*pair) for pair in pairwise(accumulate(self.sizes, initial=0))]
-        # (node, group) whose pages no request references, least recently used first.
+        # (node, group) pairs whose pages no request references, least recently used first.
         self._unused_pages: OrderedDict[tuple[BlockNode, int], None] = OrderedDict()
         self._num_pages = self._num_evictable = 0
 

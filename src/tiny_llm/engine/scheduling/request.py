@@ -1,4 +1,8 @@
-"""EngineRequest: tokens and pages of one completion, its chunks and outputs.
+"""EngineRequest and the outputs of the scheduler, the model runner and the engine.
+
+An `EngineRequest` holds the tokens and pages of one completion; `Chunk` and `SchedulerOutput` are
+scheduled work, `ChunkOutput` is its result, and `RequestOutput` and `StreamOutput` are what callers
+receive.
 
 A prompt with `n` completions becomes `n` requests. A request's state is a set of half-open
 intervals over its tokens:
@@ -143,7 +147,7 @@ class EngineRequest:
 def fitting_max_tokens(config: SchedulerConfig, request: EngineRequest) -> int:
     """Returns `max_tokens`, or the largest value that fits if it is None.
 
-    The bounds are `max_seq_len` and `max_tokens_in_pages`. The last output token needs no slot: its
+    The bounds are `max_seq_len` and `max_tokens_in_pages`. The last output token needs no page: its
     keys and values are never computed.
 
     Raises:

@@ -1,4 +1,4 @@
-"""StateSlots: state slots of running requests, placement of checkpoints.
+"""StateSlots: allocates recurrent-state slots to requests and places checkpoints.
 
 A linear attention layer has a recurrent state instead of keys and values. A state cannot be
 trimmed: a request can continue only from a position whose state was stored. A *slot* holds the

@@ -6,7 +6,7 @@ reads like a parser for complete text.
 Grammars are in Lark. If the vocabulary has no special token for a tag, the model generates the tag
 as ordinary text, and a *lazy* (shortest-match) rule finds it.
 
-Source: llguidance's grammar documentation.
+Source: llguidance's documentation of its Lark syntax.
 """
 
 import json

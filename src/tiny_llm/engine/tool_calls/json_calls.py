@@ -179,7 +179,14 @@ TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 
 
 class HermesFormat(ToolCallFormat):
-    """JSON between `<tool_call>` and `</tool_call>`; see the module docstring."""
+    """JSON between tags, the format of Qwen2.5 and Qwen3.
+
+        <tool_call>
+        {"name": "add", "arguments": {"a": 17, "b": 25}}
+        </tool_call>
+
+    The end tag may be missing, as in vLLM.
+    """
 
     name = "hermes"
     tags = (TOOL_CALL,)
@@ -211,7 +218,13 @@ PLAIN_TEXT = r'/(?s:.*)/ & ~/\s*\{\s*"name"\s*:(?s:.*)/'
 
 
 class Llama3JsonFormat(ToolCallFormat):
-    """A bare JSON object; an object whose name is not a tool's is text."""
+    """Bare JSON object at the start of the output; if its name is not a tool's, it is text.
+
+        {"name": "add", "parameters": {"a": 17, "b": 25}}
+
+    `<|python_tag|>` may precede it. The chat template rejects messages with several calls. The
+    parser accepts several, separated by `; ` as in vLLM; the grammar allows only one.
+    """
 
     name = "llama3_json"
     tags = (PYTHON_TAG,)
@@ -240,8 +253,8 @@ class Llama3JsonFormat(ToolCallFormat):
         lark = json_call_rule(rules.functions, "parameters")
         if rules.choice == "required":
             return CallGrammar(f"start: call\n{lark}", schemas)
-        tag = rules.special_tokens.get(PYTHON_TAG)
-        optional_tag = f"{tag}? " if tag is not None else ""
+        python_tag = rules.special_tokens.get(PYTHON_TAG)
+        optional_tag = f"{python_tag}? " if python_tag is not None else ""
         return CallGrammar(
             f"start: {optional_tag}call | PLAIN_TEXT\nPLAIN_TEXT: {PLAIN_TEXT}\n{lark}", schemas
         )
@@ -265,13 +278,16 @@ def _call_schemas(functions: Sequence[Function]) -> dict[str, Any]:
 
 
 TOOL_CALLS, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-ID_LENGTH = 9
+ID_LENGTH = 9  # Mistral's chat templates accept only ids of nine letters and digits
 ID_PATTERN = f"/[a-zA-Z0-9]{{{ID_LENGTH}}}/"
 OPTIONAL_ID = rf"""(", \"id\": \"" {ID_PATTERN} "\"")?"""
 
 
 class MistralFormat(ToolCallFormat):
-    """`[TOOL_CALLS]`, then a list of calls or one call; see the module docstring.
+    """`[TOOL_CALLS]`, then a JSON list or a name and arguments.
+
+        [TOOL_CALLS] [{"name": "add", "arguments": {"a": 17, "b": 25}}]
+        [TOOL_CALLS]add[ARGS]{"a": 17, "b": 25}
 
     The parser accepts both forms. The grammar uses the list form if `has_list`; otherwise, calls
     may have an id if `has_ids`.

@@ -33,6 +33,7 @@ from .layers import Group, all_gather
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+EXIT_SECONDS = 2.0  # grace period for a worker's call after rank 0 has exited
 END = b"end"  # broadcast instead of a call
 MAX_TEXT_BYTES = 1024
 
@@ -105,6 +106,8 @@ class RankGroup:
             except BaseException:
                 time.sleep(1)  # `_watch` reports a lost worker and exits
                 self._end_reason = "a call failed on rank 0"
+                for process in self._processes:
+                    process.kill()
                 raise
             if isinstance(result, Replica):
                 result.key = self._num_calls
@@ -160,7 +163,13 @@ class RankGroup:
             while call != END:
                 call = connection.recv_bytes()
                 self._calls.put(call)
-        if call == END or self._end_reason is not None:
+        if call == END and self.rank > 0:
+            # The main thread may be in a collective that rank 0 has abandoned.
+            with suppress(EOFError, OSError):
+                connection.recv_bytes()  # returns when rank 0 has exited
+            time.sleep(EXIT_SECONDS)
+            os._exit(1)
+        if self._end_reason is not None:
             return
         if self.rank > 0:
             os._exit(1)  # rank 0 reports the lost rank, unless that is rank 0

@@ -1,4 +1,4 @@
-"""Start of the ranks: spawned, or launched by `mlx.launch` or `mpirun`.
+"""Starts the ranks: spawns workers, or joins ranks launched by `mlx.launch` or `mpirun`.
 
 Launched ranks all run the same command line. `--tensor-parallel-size` spawns workers on this
 machine as `mlx.launch` does, with a host file of MLX's ring and the rank in the environment.
@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,7 @@ launch.join_launched_ranks(launch.SPAWN_TIMEOUT_SECONDS)
 """
 
 _group: RankGroup | None = None
+_lock = threading.Lock()
 
 
 def get_group(size: int) -> RankGroup:
@@ -58,10 +60,11 @@ def get_group(size: int) -> RankGroup:
     Raises:
         UserError: the existing group has a different size.
     """
-    if _group is None:
-        join_launched_ranks()
-    if _group is None:
-        _spawn_group(size)
+    with _lock:
+        if _group is None:
+            join_launched_ranks()
+        if _group is None:
+            _spawn_group(size)
     group = current_group()
     if group.size != size:
         raise UserError(
@@ -114,7 +117,10 @@ def join_launched_ranks(
         UserError: the ranks cannot be connected, or their versions differ.
     """
     global _group
-    backend = launcher_backend()
+    try:
+        backend = launcher_backend()
+    except OSError as error:
+        raise UserError(f"the ranks cannot be connected: {error}.") from error
     if backend is None:
         return
     from importlib.metadata import version  # imported only for several ranks, to save a megabyte
@@ -201,7 +207,7 @@ def _spawn_group(size: int) -> None:
     processes: list[Any] = []
     with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
         os.environ.update(MLX_RANK="0", MLX_HOSTFILE=hosts.name)
-        # In a process group of its own, a worker does not receive Ctrl-C.
+        # A separate process group, so that workers do not receive Ctrl-C.
         options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "process_group": 0}
         options["env"] = env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         try:
@@ -216,10 +222,13 @@ def _spawn_group(size: int) -> None:
             hosts.flush()
             for process in processes:
                 process.stdin.close()
+                process.stdout.close()
             join_launched_ranks(SPAWN_TIMEOUT_SECONDS, processes)
-        except BaseException:
+        except BaseException as error:
             for process in processes:
                 process.kill()
+            if isinstance(error, OSError):
+                raise UserError(f"the ranks cannot be connected: {error}.") from error
             raise
         finally:
             del os.environ["MLX_RANK"], os.environ["MLX_HOSTFILE"]

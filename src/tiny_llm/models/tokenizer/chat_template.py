@@ -1,4 +1,4 @@
-"""Chat templates: lookup, selection, rendering, and tags of reasoning.
+"""Chat templates: lookup, selection, rendering, and reasoning tags.
 
 A chat template is a Jinja program that comes with the checkpoint. It is rendered in Jinja's
 sandbox, which blocks access to files and Python internals, with the settings and functions of
@@ -16,7 +16,7 @@ from ...errors import UserError, summarize
 from ..checkpoint.safe_io import ModelError, read_text
 from ..families.config_fields import invalid_field
 
-# (start, end). Gemma 4's start tag is a special token and a label.
+# (start, end) tags of reasoning. Gemma 4's start tag is a special token and a label.
 DEFAULT_TAGS = ("<think>", "</think>")
 GEMMA4_TAGS = ("<|channel>thought", "<channel|>")
 
@@ -33,7 +33,7 @@ Templates = str | dict[str, str]
 TEMPLATE_FILE = "chat_template.jinja"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"  # a folder
 
-# Names of a message's reasoning; templates read the first, or gpt-oss's "thinking".
+# Message fields with reasoning; templates read the first, gpt-oss's template "thinking".
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 

@@ -1,4 +1,4 @@
-"""Tokenizer with `tokenizer.json`'s ids, and streaming detokenizer.
+"""Tokenizer for `tokenizer.json`, streaming detokenizer, draft-tokenizer checks.
 
 The tokenizer has `mlx_lm`'s interface and uses the `tokenizers` library directly: importing
 `transformers` takes seconds, and for many tokenizer classes it replaces parts of `tokenizer.json`,
@@ -202,7 +202,7 @@ class Tokenizer:
 
     @property
     def has_thinking(self) -> bool:
-        """Whether the chat template has tags of its own, or the vocabulary the usual ones."""
+        """Whether the vocabulary has `<think>` tags, or the chat template other reasoning tags."""
         is_known = all(self._tokenizer.token_to_id(tag) is not None for tag in DEFAULT_TAGS)
         return is_known or think_tags(self) != DEFAULT_TAGS
 
