@@ -1,4 +1,4 @@
-"""Resolves model names to local files, downloading from the Hugging Face hub if necessary.
+"""Model names: local files, downloaded from the Hugging Face hub if necessary.
 
 A name is a short name, a hub id, a folder, a GGUF file, or a model of Ollama or LM Studio
 (`ollama:NAME`, `lmstudio:NAME`), whose files are read in place and never written.

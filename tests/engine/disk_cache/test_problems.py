@@ -267,7 +267,8 @@ def test_serving_continues_after_close(demo, tmp_path):
         expected = generate_one(llm)
         llm.add_request(f"Other. {PROMPT}", GREEDY)
         llm.step()
+        io_thread = llm.disk_cache._io
         llm.close()
-        assert not llm.disk_cache._io.is_alive()
+        assert not io_thread.is_alive()
         finish(llm)
         assert generate_one(llm).token_ids == expected.token_ids

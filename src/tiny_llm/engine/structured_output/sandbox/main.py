@@ -1,4 +1,4 @@
-"""Program of sandboxed processes: answers JSON lines under limits of memory and processor time.
+"""Program of sandboxed processes: JSON lines under limits of memory and CPU time.
 
     python -P main.py HANDLER MAX_BYTES SECONDS ARGUMENT …
 
