@@ -1,12 +1,16 @@
 """`StopChecker`: stop strings across tokens, and buffering of their prefixes."""
 
+from collections import deque
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import ByteDetokenizer
-from tiny_llm.engine.outputs.output_processor import ReasoningTokens, StopChecker
-from tiny_llm.engine.scheduling.request import CompletionOutput
+from tiny_llm import SamplingParams
+from tiny_llm.engine.outputs.output_processor import OutputProcessor, ReasoningTokens, StopChecker
+from tiny_llm.engine.scheduling.request import ChunkOutput, CompletionOutput
 
 
 def emitted_texts(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
@@ -60,8 +64,20 @@ def test_stop_string_completed_at_the_end(min_tokens, expected):
     output = CompletionOutput(0)
     checker = StopChecker(output, ByteDetokenizer(), ("\ufffd",), min_tokens)
     assert not checker.add_token("é".encode()[0])
-    checker.finish()
-    assert (checker.take_text(), output.stop_reason) == expected
+    stop_string = checker.finish()
+    assert (checker.take_text(), stop_string) == expected
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"), [("\ufffd", ("stop", "\ufffd")), ("x", ("length", None))]
+)
+def test_stop_string_completed_at_the_last_token_is_the_reason(stop, expected):
+    params = SamplingParams(stop=[stop])
+    request = SimpleNamespace(params=params, max_tokens=1, num_output_tokens=0)
+    output = CompletionOutput(0)
+    processor = OutputProcessor(request, None, output, ByteDetokenizer(), [], deque())
+    _, reason = processor.process(ChunkOutput(list("é".encode()[:1])))
+    assert (reason, output.stop_reason) == expected
 
 
 @given(st.text("ab<", max_size=30), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))

@@ -17,7 +17,7 @@ from ..engine.outputs.output_parser import TextDelta, make_output_parser
 from ..engine.tool_calls.reader import ToolCallDelta, ToolCallOptions
 from ..engine.tool_calls.registry import AUTO, find_format
 from ..errors import UserError
-from ..models.tokenizer.chat_template import think_tags
+from ..models.tokenizer.chat_template import opens_reasoning, think_tags
 
 Message = dict[str, Any]
 
@@ -166,7 +166,7 @@ class LocalModel:
             return self._script.complete(messages, tools, seed)
         tool_calls = ToolCallOptions(self._format, tools) if tools else None
         tokenizer, tags = self._llm.tokenizer, think_tags(self._llm.tokenizer)
-        reasoning_open = tokenizer.decode(output.prompt_token_ids).rstrip().endswith(tags[0])
+        reasoning_open = opens_reasoning(tokenizer.decode(output.prompt_token_ids), tags)
         parser = make_output_parser(self._format, True, reasoning_open, tool_calls, think_tags=tags)
         deltas = [*parser.feed(output.text), *parser.finish(output.finish_reason == "length")]
         text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))

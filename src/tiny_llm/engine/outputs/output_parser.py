@@ -14,7 +14,6 @@ truncated call stays incomplete. Complete calls are the same in both modes.
 """
 
 import re
-from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -304,46 +303,9 @@ class OutputParser:
         return True
 
 
-def encode_reasoning(reasoning: str) -> str:
-    """Encodes reasoning for clients to send back, in Base64 and without encryption."""
-    return b64encode(reasoning.encode("utf-8", "replace")).decode()
-
-
-def decode_reasoning(content: Any) -> str:
-    """Inverse of `encode_reasoning`; returns "" for values from other servers."""
-    try:
-        return b64decode(content, validate=True).decode()
-    except (TypeError, ValueError):
-        return ""
-
-
 # How a harmony message's header may start.
 HEADER_STARTS = (START, CHANNEL, CONSTRAIN, "to=", "assistant")
 SEPARATOR = "\n\n"  # between messages of the same kind
-
-
-def make_output_parser(
-    tool_call_format: ToolCallFormat,
-    thinking_enabled: bool,
-    reasoning_open: bool,
-    tool_calls: ToolCallOptions | None,
-    starts_message: bool = True,
-    think_tags: tuple[str, str] = DEFAULT_TAGS,
-) -> OutputParser:
-    """Returns the parser for a model's format; `starts_message`: see `HarmonyParser`."""
-    if isinstance(tool_call_format, HarmonyFormat):
-        return HarmonyParser(tool_calls, starts_message)
-    return OutputParser(thinking_enabled, reasoning_open, tool_calls, think_tags)
-
-
-def without_reasoning(message: str, tokenizer: Any = None) -> str:
-    """Returns a complete message's content; without a tokenizer, assumes `<think>` tags."""
-    tags = think_tags(tokenizer)
-    tool_call_format = find_format(AUTO, getattr(tokenizer, "chat_template", None))
-    reasoning_open = tags[0] not in message and tags[1] in message  # the prompt has the start tag
-    parser = make_output_parser(tool_call_format, True, reasoning_open, None, think_tags=tags)
-    deltas = [*parser.feed(message), *parser.finish()]
-    return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)).strip()
 
 
 class HarmonyParser(OutputParser):
@@ -424,3 +386,27 @@ class HarmonyParser(OutputParser):
         if ends:
             self._state = ParserState.START
         return bool(ends)
+
+
+def make_output_parser(
+    tool_call_format: ToolCallFormat,
+    thinking_enabled: bool,
+    reasoning_open: bool,
+    tool_calls: ToolCallOptions | None,
+    starts_message: bool = True,
+    think_tags: tuple[str, str] = DEFAULT_TAGS,
+) -> OutputParser:
+    """Returns the parser for a model's format; `starts_message`: see `HarmonyParser`."""
+    if isinstance(tool_call_format, HarmonyFormat):
+        return HarmonyParser(tool_calls, starts_message)
+    return OutputParser(thinking_enabled, reasoning_open, tool_calls, think_tags)
+
+
+def without_reasoning(message: str, tokenizer: Any = None) -> str:
+    """Returns a complete message's content; without a tokenizer, assumes `<think>` tags."""
+    tags = think_tags(tokenizer)
+    tool_call_format = find_format(AUTO, getattr(tokenizer, "chat_template", None))
+    reasoning_open = tags[0] not in message and tags[1] in message  # the prompt has the start tag
+    parser = make_output_parser(tool_call_format, True, reasoning_open, None, think_tags=tags)
+    deltas = [*parser.feed(message), *parser.finish()]
+    return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)).strip()

@@ -73,14 +73,21 @@ class StopChecker:
         if is_exempt:
             self._num_unchecked = len(self._buffer)
         self._is_last_exempt = is_exempt
+        if stop_string is not None:
+            self._output.stop_reason = stop_string
         return stop_string is not None
 
-    def finish(self) -> None:
-        """Ends the completion, so that `take_text` returns all held-back text."""
-        if not self._finished:
-            self._detokenizer.finalize()
-            self._append(self._detokenizer.last_segment, self._is_last_exempt)
-            self._finished = True
+    def finish(self) -> str | None:
+        """Ends the completion, so that `take_text` returns all held-back text.
+
+        Returns the stop string that this text completes, if it does; the text is cut at it.
+        """
+        if self._finished:
+            return None
+        self._detokenizer.finalize()
+        stop_string = self._append(self._detokenizer.last_segment, self._is_last_exempt)
+        self._finished = True
+        return stop_string
 
     def take_text(self) -> str:
         """Moves the buffer's emittable prefix to the output and returns it."""
@@ -116,7 +123,6 @@ class StopChecker:
         start, stop_string = min(matches)
         self._buffer = self._buffer[: start + len(stop_string) * self._include_stop_str]
         self._finished = True
-        self._output.stop_reason = stop_string
         return stop_string
 
     def _num_emittable(self) -> int:
@@ -174,7 +180,8 @@ class OutputProcessor:
             token_ids.append(token)
             reason = self._finish_reason(token)
             if reason is None and len(token_ids) >= num_left:
-                reason = "length"
+                self.output.stop_reason = self._text.finish()
+                reason = "length" if self.output.stop_reason is None else "stop"
             if reason is not None:
                 break
         self.output.token_ids += token_ids
@@ -204,8 +211,6 @@ class OutputProcessor:
             request_output.metrics = metrics = replace(metrics, first_token_time=now)
         if reason is not None:
             self._text.finish()
-            if reason == "length" and isinstance(output.stop_reason, str):
-                reason = "stop"  # held-back text completed a stop string
             output.finish_reason = reason
             num_preemptions = metrics.num_preemptions + self.request.num_preemptions
             metrics = replace(metrics, num_preemptions=num_preemptions)

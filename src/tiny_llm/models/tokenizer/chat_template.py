@@ -27,6 +27,11 @@ def think_tags(tokenizer: Any) -> tuple[str, str]:
     return GEMMA4_TAGS if GEMMA4_TAGS[0] in template else DEFAULT_TAGS
 
 
+def opens_reasoning(prompt: str, tags: tuple[str, str]) -> bool:
+    """Whether a rendered prompt ends inside an open reasoning block."""
+    return prompt.rstrip().endswith(tags[0])
+
+
 # One template, or name -> template, with names like "default" and "tool_use".
 Templates = str | dict[str, str]
 

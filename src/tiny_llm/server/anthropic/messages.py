@@ -9,13 +9,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ...engine.outputs.output_parser import ParsedDelta, ReasoningDelta, TextDelta, encode_reasoning
+from ...engine.outputs.output_parser import ParsedDelta, ReasoningDelta, TextDelta
 from ...engine.scheduling.request import StreamOutput
 from ...engine.tool_calls.reader import ToolCallDelta
 from ..http.errors import ANTHROPIC_ERROR_RESPONSES, ApiError, streaming_route
 from ..models.requests import Generation, generate, use_model
 from ..protocol.prompts import ChatPrompt, PromptRenderer
-from ..protocol.request_fields import make_sampling_params
+from ..protocol.request_fields import encode_reasoning, make_sampling_params
 from ..protocol.streaming import error_event, sse_event
 from .messages_schema import CountTokensRequest, MessagesRequest
 

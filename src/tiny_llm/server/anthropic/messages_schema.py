@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
-from ...engine.outputs.output_parser import decode_reasoning
 from ..http.errors import bad_request
 from ..protocol.base_schema import (
     BoundedList,
@@ -25,6 +24,7 @@ from ..protocol.request_fields import (
     CommonToolChoice,
     OutputConstraint,
     ReasoningEffort,
+    decode_reasoning,
     make_constraint,
     thinking_budget,
 )

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ...engine.outputs.output_parser import ParsedDelta, ReasoningDelta, TextDelta, encode_reasoning
+from ...engine.outputs.output_parser import ParsedDelta, ReasoningDelta, TextDelta
 from ...engine.scheduling.request import StreamOutput
 from ...engine.tool_calls.reader import ToolCallDelta
 from ..http.errors import ERROR_RESPONSES, ApiError, streaming_route
@@ -18,7 +18,7 @@ from ..models.requests import Generation, generate, get_models, max_body_bytes, 
 from ..models.served_model import ServedModel
 from ..protocol.logprobs import ContentLogprobs
 from ..protocol.prompts import ChatPrompt
-from ..protocol.request_fields import make_sampling_params
+from ..protocol.request_fields import encode_reasoning, make_sampling_params
 from ..protocol.streaming import RESPONSES_PATH as PATH
 from ..protocol.streaming import sse_event
 from .response_store import Conversation, ResponseStore

@@ -8,7 +8,6 @@ from pydantic import Field, ValidationError
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ...engine.inputs.sampling_params import StructuredOutputs
-from ...engine.outputs.output_parser import decode_reasoning
 from ..http.errors import bad_request
 from ..http.validation import validation_error
 from ..protocol.base_schema import (
@@ -26,6 +25,7 @@ from ..protocol.request_fields import (
     OutputConstraint,
     PositiveInt,
     ReasoningEffort,
+    decode_reasoning,
     make_constraint,
 )
 from .chat_schema import ConversationFields, FunctionDefinition

@@ -15,7 +15,7 @@ from ...engine.tool_calls.harmony import HarmonyFormat
 from ...engine.tool_calls.reader import ToolCallOptions
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import check_token_ids, short_repr
-from ...models.tokenizer.chat_template import think_tags
+from ...models.tokenizer.chat_template import opens_reasoning, think_tags
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import ApiError, bad_request, context_length_error, user_errors_as_400
 from .base_schema import MAX_NAME_CHARS, ignore_fields, warn_once
@@ -127,7 +127,7 @@ class PromptRenderer:
             text = _truncate_at_marker(text)
             return ChatPrompt(self.encode(text, add_special_tokens), False, False)
         token_ids = self.encode(text, add_special_tokens)
-        reasoning_open = text.rstrip().endswith(self._think_tags[0])
+        reasoning_open = opens_reasoning(text, self._think_tags)
         has_thinking = bool(getattr(self.tokenizer, "has_thinking", False))
         always_thinks = isinstance(self._tool_call_format, HarmonyFormat)
         if given.get(THINKING_VARIABLE) and not (has_thinking or always_thinks):

@@ -1,5 +1,6 @@
-"""Fields shared by request schemas: sampling parameters, constraints, defaults."""
+"""Shared fields: sampling parameters, constraints, defaults, encoded reasoning."""
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,3 +280,16 @@ def _parse_logit_bias(given: Mapping[str, float] | None) -> dict[int, float] | N
                 f"logit_bias keys must be token ids, got {token[:40]!r}.", "logit_bias"
             )
     return {int(token): bias for token, bias in given.items()}
+
+
+def encode_reasoning(reasoning: str) -> str:
+    """Encodes reasoning for clients to send back, in Base64 and without encryption."""
+    return b64encode(reasoning.encode("utf-8", "replace")).decode()
+
+
+def decode_reasoning(content: Any) -> str:
+    """Inverse of `encode_reasoning`; returns "" for values from other servers."""
+    try:
+        return b64decode(content, validate=True).decode()
+    except (TypeError, ValueError):
+        return ""
