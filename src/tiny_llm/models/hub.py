@@ -1,7 +1,7 @@
-"""Model names: local files, downloaded from the Hugging Face hub if necessary.
+"""Resolves model names to local files; downloads from the Hugging Face hub.
 
-A name is a short name, a hub id, a folder, a GGUF file, or a model of Ollama or LM Studio
-(`ollama:NAME`, `lmstudio:NAME`), whose files are read in place and never written.
+A name is an alias (`qwen3-0.6b`), a hub id, a folder, a GGUF file, or a model of Ollama or LM
+Studio (`ollama:NAME`, `lmstudio:NAME`), whose files are read in place and never written.
 """
 
 import os

@@ -44,7 +44,7 @@ class ServingModel(Protocol):
 
     @property
     def kv_element_bytes(self) -> int:
-        """Bytes per element of the rows of `kv_layers`, over all ranks."""
+        """Bytes per element of the rows of `kv_layers`, times the number of ranks."""
         ...
 
     def create_paged_storage(
