@@ -179,10 +179,12 @@ class PagedModel:
         return mx.array(ids, dtype=mx.int32)
 
     def _evaluate(self, compute: Callable[[], mx.array]) -> mx.array:
+        """Starts the evaluation; waits for it only if the result has no rows to sample from."""
         started = time.perf_counter()
         result = compute()
-        # If no row is sampled, `result` does not depend on the storage, so evaluate both.
-        mx.eval(result, self._storage.arrays)
+        # Without rows, `result` does not depend on the storage, so evaluate both.
+        evaluate = mx.async_eval if result.shape[0] else mx.eval
+        evaluate(result, self._storage.arrays)
         self.seconds += time.perf_counter() - started
         return result
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
+
 from ... import kernels
 from ...models import load_weights, memory
 from ...models.checkpoint.safe_io import model_errors
@@ -93,6 +95,8 @@ def _on_all_ranks(name: str) -> Any:
 
 def _call(model: PagedModel, name: str, *args: Any) -> Any:
     result = getattr(PagedModel, name)(model, *args)
+    if isinstance(result, mx.array):
+        mx.eval(result)  # so that a call ends on all ranks before the next one begins
     return gather_bytes(result, current_group().comm) if isinstance(result, bytes) else result
 
 
