@@ -172,10 +172,9 @@ class WeightLocations:
         for layer in filter(is_lookup_table, module.modules()):
             for name, array in list(layer.items()):
                 location = self.location_of(array) if isinstance(array, mx.array) else None
-                if location is None or location[1] % array.dtype.size != 0:
-                    continue
-                mapped = map_file(array, *location[:2])
-                setattr(layer, name, array if mapped is None else mapped)
+                mapped = None if location is None else map_file(array, *location[:2])
+                if mapped is not None:
+                    setattr(layer, name, mapped)
 
     def location_of(self, array: mx.array) -> tuple[Path, int, bool] | None:
         return _lookup(self._locations, array)
