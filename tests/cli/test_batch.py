@@ -21,18 +21,19 @@ from tiny_llm.batch import BatchGeneration
 from tiny_llm.cli import batch
 from tiny_llm.cli.backends import backend
 from tiny_llm.cli.backends.checkpoint import Checkpoint
-from tiny_llm.cli.batching.engine_run import (
+from tiny_llm.cli.batching.runs import (
     BatchProgress,
+    CourseBatchRun,
     EngineBatchRun,
     EngineState,
+    MlxBatchRun,
     RequestProgress,
 )
-from tiny_llm.cli.batching.runs import CourseBatchRun, MlxBatchRun
 from tiny_llm.cli.batching.view import PlainLines, batch_table, speed_line
 from tiny_llm.demo.prompts import BATCH_PROMPTS
-from tiny_llm.engine.scheduling.events import PageCounts
-from tiny_llm.models.model_size import size_of_tree
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.engine.scheduling.page_manager import PageCounts
+from tiny_llm.models.loading import serving_model
+from tiny_llm.models.memory import size_of_tree
 
 DEMO = ["--model", "demo"]
 STATISTICS = re.compile(

@@ -15,8 +15,7 @@ from ..demo.prompts import BATCH_PROMPTS
 from ..errors import UserError
 from ..generate import resolve_max_tokens
 from .backends.checkpoint import open_checkpoint
-from .batching.engine_run import EngineBatchRun
-from .batching.runs import BatchRun, open_batch_run, peak_memory
+from .batching.runs import BatchRun, EngineBatchRun, open_batch_run, peak_memory
 from .batching.view import PlainLines, batch_table, speed_line
 from .parsing.arguments import (
     add_batch_arguments,

@@ -20,8 +20,7 @@ from ..engine.llm import LLM
 from ..errors import UserError
 from ..models import default_model
 from ..models.hub import find_files
-from ..models.memory import total_memory
-from ..models.model_size import model_size
+from ..models.memory import model_size, total_memory
 from ..models.output_heads import TASKS
 from ..models.tokenizer.chat_template import read_template_file
 from ..server.settings import ModelSpec, Settings

@@ -13,7 +13,7 @@ from tiny_llm.engine.execution.paged_model import PagedModel, Span
 from tiny_llm.engine.execution.sampler import SamplingRow, TokenCounts, process_logits
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.spec_decode.draft_model import DraftModel
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
 
 V = 8
 

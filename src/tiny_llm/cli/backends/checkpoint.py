@@ -14,7 +14,7 @@ from ...engine.inputs.limits import encode_text
 from ...engine.inputs.prompts import ChatOptions, encode_prompt
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.llm import LLM
-from ...engine.scheduling.events import Listener
+from ...engine.scheduling.config import Listener
 from ...errors import UserError
 from ...models import default_model, load, load_weights
 from ..parsing.arguments import ENGINE, given_options

@@ -9,24 +9,22 @@ from pydantic import Field, field_validator
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ..http.errors import bad_request
-from ..protocol.base_schema import (
-    BoundedList,
-    JsonObject,
-    RequestBody,
-    RequestModel,
-    ShortList,
-    replace_media,
-    value_path,
-)
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     INT64_MAX,
+    BoundedList,
     CommonToolChoice,
+    JsonObject,
     OutputConstraint,
     ReasoningEffort,
+    RequestBody,
+    RequestModel,
+    ShortList,
     decode_reasoning,
     make_constraint,
+    replace_media,
     thinking_budget,
+    value_path,
 )
 
 

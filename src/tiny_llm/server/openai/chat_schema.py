@@ -8,15 +8,19 @@ from pydantic import Field, model_validator
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ..http.errors import bad_request
-from ..protocol.base_schema import BoundedList, JsonObject, RequestModel, ShortList, replace_media
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
+    BoundedList,
     CommonFields,
     CommonToolChoice,
+    JsonObject,
     OutputConstraint,
     PositiveInt,
     ReasoningEffort,
+    RequestModel,
     SamplingFields,
+    ShortList,
+    replace_media,
 )
 
 

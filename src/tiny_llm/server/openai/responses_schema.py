@@ -10,23 +10,21 @@ from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ...engine.inputs.sampling_params import StructuredOutputs
 from ..http.errors import bad_request
 from ..http.validation import validation_error
-from ..protocol.base_schema import (
-    BoundedList,
-    JsonObject,
-    RequestModel,
-    ShortList,
-    replace_media,
-    unknown_fields,
-    value_path,
-)
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
+    BoundedList,
     CommonToolChoice,
+    JsonObject,
     OutputConstraint,
     PositiveInt,
     ReasoningEffort,
+    RequestModel,
+    ShortList,
     decode_reasoning,
     make_constraint,
+    replace_media,
+    unknown_fields,
+    value_path,
 )
 from .chat_schema import ConversationFields, FunctionDefinition
 
