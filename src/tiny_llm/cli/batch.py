@@ -99,8 +99,9 @@ def _batch(args: argparse.Namespace) -> int:
         seconds = run_live(run, len(prompts), screen)
     else:
         seconds = run_plain(run, questions, console)
-    if isinstance(run, EngineBatchRun) and args.record is not None:
-        run.write_recording(args.record)
+    if isinstance(run, EngineBatchRun) and run.recorder is not None:
+        if not run.recorder.close():
+            raise UserError(f"the recording '{args.record}' is incomplete; see the error above.")
         console.print(f"recorded: {args.record}", soft_wrap=True)
     for index, output in sorted(run.outputs.items()):
         print_text(f"[{index}] {questions[index]}\n{output.strip()}\n")

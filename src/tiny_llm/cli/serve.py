@@ -213,10 +213,6 @@ def _check_host(args: argparse.Namespace) -> None:
         )
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def parse_model_argument(text: str) -> ModelArgument:
     """Parses `NAME[=OPTIONS]`: a task, "pin" and options of `EngineArgs`, as `block-size=16`.
 
@@ -319,3 +315,7 @@ def memory_budget(max_memory: int | None, specs: Sequence[ModelSpec]) -> int | N
                 f"{pinned_note}; raise --max-memory or lower --kv-cache-bytes."
             )
     return max_memory
+
+
+if __name__ == "__main__":
+    sys.exit(main())

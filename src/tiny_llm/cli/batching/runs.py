@@ -4,9 +4,9 @@
 """
 
 import argparse
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -86,10 +86,9 @@ class EngineBatchRun:
         max_tokens: Sequence[int],
         ignore_eos: bool,
     ):
-        metadata: dict[str, Any] = {}  # filled in once the engine exists
-        self._recorder = Recorder(metadata)
-        self._is_recorded = getattr(args, "record", None) is not None
-        self._next_snapshot = 0.0  # time of the next snapshot in seconds, on the recorder's clock
+        file = getattr(args, "record", None)  # `bench` has no such flag
+        self.recorder = None if file is None else Recorder(file)
+        self._next_snapshot = 0.0  # time at which the next recorded snapshot is due
         longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
         self._llm = open_llm(
             args,
@@ -97,12 +96,13 @@ class EngineBatchRun:
             max_num_seqs=args.batch_size,
             prefill_step=args.prefill_step,
             max_model_len=longest,
-            listener=self._recorder if self._is_recorded else None,
+            listener=self.recorder,
         )
         if ignore_eos:
             # Every output reaches its maximum length, so allocate all KV memory now.
             self._llm.reserve()
-        metadata.update(self._llm.describe())
+        if self.recorder is not None:
+            self.recorder.begin(self._llm.describe())
         self.outputs: dict[int, str] = {}
         # Request id in each displayed slot, assigned here because the engine has no slots.
         self._slots: list[str | None] = [None] * args.batch_size
@@ -132,9 +132,10 @@ class EngineBatchRun:
             if output.finish_reason is not None:
                 self.outputs[progress.index] = progress.text
         self._place_running()
-        if self._is_recorded and (self.is_done or self._recorder.seconds >= self._next_snapshot):
-            self._recorder(snapshot(self._llm.scheduler))
-            self._next_snapshot = self._recorder.seconds + SNAPSHOT_INTERVAL
+        now = time.monotonic()
+        if self.recorder is not None and (self.is_done or now >= self._next_snapshot):
+            self.recorder(snapshot(self._llm.scheduler))
+            self._next_snapshot = now + SNAPSHOT_INTERVAL
 
     def progress(self) -> BatchProgress:
         """See `BatchRun.progress`; preempted requests are first in `waiting`."""
@@ -155,12 +156,6 @@ class EngineBatchRun:
             slots=[None if slot is None else self._started[slot] for slot in self._slots],
             engine=engine,
         )
-
-    def write_recording(self, file: Path) -> None:
-        try:
-            self._recorder.write(file)
-        except OSError as error:
-            raise UserError(f"--record: '{file}' cannot be written: {error.strerror}.") from error
 
     def _progress(self, request_id: str, prompt_tokens: int) -> RequestProgress:
         return self._started.setdefault(request_id, RequestProgress(int(request_id), prompt_tokens))

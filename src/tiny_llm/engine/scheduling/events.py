@@ -33,14 +33,15 @@ In a recording, a snapshot is an event:
 Within a version, keys are only added.
 """
 
-import errno
 import json
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from ...errors import UserError
 from .config import Event
 from .kv_cache_groups import BlockNode
 from .page_manager import PageManager
@@ -48,47 +49,10 @@ from .prefix_cache import PageTokens, PrefixCache, PrefixNode
 from .request import EngineRequest
 from .scheduler import Scheduler
 
+log = logging.getLogger("tiny_llm.engine")
+
 SCHEMA = "tiny-llm-run"
 VERSION = 1
-
-
-class Recorder:
-    """Listener that stores all events; `engine` is the result of `LLM.describe`."""
-
-    def __init__(self, engine: dict[str, Any], clock: Callable[[], float] = time.perf_counter):
-        self._engine = engine
-        self._clock = clock
-        self._started = clock()
-        self._events: list[Event] = []
-
-    @property
-    def seconds(self) -> float:
-        return self._clock() - self._started
-
-    def __call__(self, event: Event) -> None:
-        self._events.append({**event, "time": round(self.seconds, 6)})
-
-    def recording(self) -> dict[str, Any]:
-        header = {"schema": SCHEMA, "version": VERSION, "engine": self._engine}
-        return {**header, "events": self._events}
-
-    def write(self, file: Path) -> None:
-        """Writes the recording as JSON, atomically.
-
-        Raises:
-            OSError: the path exists and is not a regular file, or writing failed.
-        """
-        if file.exists() and not file.is_file():
-            raise OSError(errno.EINVAL, "not a regular file")
-        temporary = file.with_name(f"{file.name}.part")
-        try:
-            temporary.write_text(json.dumps(self.recording(), separators=(",", ":")) + "\n")
-            temporary.replace(file)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
 SNAPSHOT_INTERVAL = 0.25  # minimum seconds between snapshots for a viewer
 LABEL_TOKENS = 12  # tokens in a label: enough to recognize the text
 
@@ -164,3 +128,58 @@ def _labels(parent: PrefixNode) -> dict[str, PageTokens]:
         for tokens, child in parent.children.items()
         if child.page >= 0
     }
+
+
+class Recorder:
+    """Listener that records all events as one JSON object.
+
+    Events are streamed to `FILE.part`, which `close` renames to FILE, so that FILE is always
+    complete. A failure to write, e.g. because the disk is full, ends the recording only.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+
+    def __init__(self, file: Path):
+        self._file, self._part = file, file.with_name(f"{file.name}.part")
+        self._stream: TextIO | None = None  # None after a failure
+        self._started: float | None = None  # time of the first event
+        try:
+            if file.exists() and not file.is_file():  # renaming would replace a device file
+                raise UserError(f"the recording '{file}' is not a regular file; choose another.")
+            self._stream = self._part.open("w", encoding="utf-8")
+        except OSError as error:  # `exists` also raises it if the name is too long
+            raise UserError(
+                f"the recording '{file}' cannot be written ({error.strerror})."
+            ) from error
+
+    def begin(self, engine: Mapping[str, Any]) -> None:
+        """Writes the header, before the first event; `engine` is the result of `LLM.describe`."""
+        header = {"schema": SCHEMA, "version": VERSION, "engine": dict(engine)}
+        self._write(json.dumps(header)[:-1] + ', "events": [')
+
+    def __call__(self, event: Event) -> None:
+        """Records an event that may have a `time`, in seconds; by default, the current time."""
+        now = event.get("time", time.time())
+        separator = "\n" if self._started is None else ",\n"
+        self._started = now if self._started is None else self._started
+        timed = {**event, "time": round(now - self._started, 6)}
+        self._write(separator + json.dumps(timed, separators=(",", ":")))
+
+    def close(self) -> bool:
+        """Completes the file; returns False if writing failed."""
+        self._write("\n]}\n", is_last=True)
+        if self._stream is not None:
+            self._part.replace(self._file)
+        return self._stream is not None
+
+    def _write(self, text: str, is_last: bool = False) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(text)
+            if is_last:
+                self._stream.close()
+        except OSError as error:
+            log.error("recording stopped: '%s' cannot be written (%s)", self._part, error.strerror)
+            self._stream = None
