@@ -30,7 +30,7 @@ from tiny_llm.cli.batching.runs import (
     RequestProgress,
 )
 from tiny_llm.cli.batching.view import PlainLines, batch_table, speed_line
-from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.demo import BATCH_PROMPTS
 from tiny_llm.engine.scheduling.page_manager import PageCounts
 from tiny_llm.models.loading import serving_model
 from tiny_llm.models.memory import size_of_tree

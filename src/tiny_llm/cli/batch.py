@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from ..demo.prompts import BATCH_PROMPTS
+from ..demo import BATCH_PROMPTS
 from ..errors import UserError
 from ..generate import resolve_max_tokens
 from .backends.checkpoint import open_checkpoint

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..demo.prompts import INTRODUCTION_PROMPT
+from ..demo import INTRODUCTION_PROMPT
 from ..errors import UserError
 from ..generate import GenerationResponse, SpeculationStatistics
 from .backends.backend import open_backend

@@ -14,7 +14,7 @@ from ... import kernels
 from ...kernels.prepack import prepack_model
 from ...kv_storage import KvLayout, LayerKv, PagedStorage, RaggedBatch, StateStorage
 from ...kv_storage.int8_rows import KvCacheDtype
-from ...kv_storage.planned_layers import PlannedLayers
+from ...kv_storage.paged_storage import PlannedLayers
 from ...kv_storage.step_plan import LayerInputs
 from ...positional_encoding import RoPE
 from .attention_backends import COMPARISON_BACKENDS, OptionalArray
