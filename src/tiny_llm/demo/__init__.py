@@ -1,4 +1,4 @@
-"""Demo models bundled for offline use: target, draft and hybrid; default prompts.
+"""Bundled demo models (target, draft and hybrid) and default prompts.
 
 The paths are folders in MLX format. `mlx_lm.load` reads those of the target and the draft model.
 `scripts/demo_model/README.md` describes their abilities, limits and training.
@@ -10,8 +10,8 @@ TARGET_PATH = Path(__file__).parent / "target"
 DRAFT_PATH = Path(__file__).parent / "draft"
 HYBRID_PATH = Path(__file__).parent / "hybrid"
 
-# Default prompts: one for `main`, sixteen for `batch`, of which eight share their first paragraph for
-# prefix cache hits. The demo model, like larger models, answers all of them correctly.
+# Default prompts: one for `main`, sixteen for `batch`, eight of which share their first paragraph,
+# for prefix cache hits. The demo model, like larger models, answers all of them correctly.
 INTRODUCTION_PROMPT = "Give me a short introduction to large language model."
 
 SHARED_PARAGRAPH = (

@@ -1,4 +1,4 @@
-"""Page storage: KV pages and recurrent states of all layers, and steps over them.
+"""Page storage: KV pages, recurrent states, and steps over all layers.
 
 Unlike in a `TinyKvPagedPool`, a page id refers to the same page in every layer's arrays, so layers
 share block tables. The engine allocates page ids and state slots; this module holds the memory.

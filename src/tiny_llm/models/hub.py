@@ -1,4 +1,4 @@
-"""Model names and files: local, or downloaded from the Hugging Face hub if necessary.
+"""Model names and files: local, or downloaded from the Hugging Face hub.
 
 A name is a short name, a hub id, a folder, a GGUF file, or a model of Ollama or LM Studio
 (`ollama:NAME`, `lmstudio:NAME`), whose files are read in place and never written. Any regular file

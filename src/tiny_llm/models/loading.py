@@ -1,4 +1,4 @@
-"""Loading of weights and tokenizers by model name; the engine's models built from weights."""
+"""Loading of weights and tokenizers; the engine's models built from them."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

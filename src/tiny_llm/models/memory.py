@@ -1,4 +1,4 @@
-"""Memory: the system's total and available bytes, a model's footprint, release of free memory.
+"""Memory of the system and of a model; release of free memory.
 
 Two kinds of free memory stay with the process: buffers that MLX caches for reuse, and holes that
 requests of varying lengths leave in the heap. With the demo model, holes take up to a quarter of

@@ -1,4 +1,4 @@
-"""Batch runs on the engine, the course's continuous batching, or mlx_lm; their progress.
+"""Batch runs on the engine, the course's continuous batching, or mlx_lm.
 
 `batch` displays a run and `bench` measures it; both call `step` until `is_done`.
 """

@@ -1,4 +1,4 @@
-"""Scheduler events, snapshots and recordings, for `--record` and the live view.
+"""Scheduler events, snapshots and recordings, for `--record` and viewers.
 
 The scheduler calls its listener synchronously with each event, a JSON-serializable dictionary. The
 key "event" holds its name, which determines the other keys:

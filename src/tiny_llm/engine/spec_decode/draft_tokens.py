@@ -1,4 +1,4 @@
-"""Draft tokens without a model: n-gram and grammar proposers; verification, statistics.
+"""Draft tokens from n-grams or a grammar; verification and statistics.
 
 Outputs repeat earlier text: edited code, extracted fields and names in a summary come from the
 prompt, and list items share a format. The last n-gram is therefore looked up among all earlier

@@ -1,4 +1,4 @@
-"""ToolCallFormat: interface, streamed text and grammar of call formats; reading of calls.
+"""ToolCallFormat: interface, parsing and grammar of tool-call formats.
 
 A parser is a generator that yields a call's events, and `None` to wait for more text. Its code thus
 reads like a parser for complete text. `ToolCallReader` converts the events to deltas.

@@ -1,4 +1,4 @@
-"""Names, shapes and quantization formats of a checkpoint's tensors, from its config.
+"""Names, shapes and quantization formats of a checkpoint's tensors.
 
 A weight matrix O×I, for O outputs and I inputs, is stored unquantized as `weight`, or in one of
 MLX's quantization formats:

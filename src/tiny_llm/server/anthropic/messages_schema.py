@@ -221,9 +221,7 @@ class CountTokensRequest(RequestBody):
                 "output_format and output_config.format are the same option; set only one of them.",
                 "output_format",
             )
-        choice = self.tool_choice
-        if choice is not None and choice.type in ("any", "tool") and not self.tools:
-            raise bad_request("tool_choice requires tools, but tools is empty.", "tool_choice")
+        self._choice.check({tool.name for tool in self.tools or ()})
 
     def constraint(self) -> OutputConstraint | None:
         choice = self.tool_choice

@@ -1,4 +1,4 @@
-"""ServedModel: a model's engine thread, phase, admission and requests in flight."""
+"""ServedModel: a model's engine thread, phase, admission and requests."""
 
 import asyncio
 import contextlib

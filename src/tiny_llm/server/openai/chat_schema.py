@@ -184,17 +184,8 @@ class ChatCompletionRequest(ConversationFields, SamplingFields):
         super().check_fields()
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs requires logprobs: true.", "top_logprobs")
-        if self.tool_choice not in (None, "auto", "none") and not self.tools:
-            raise bad_request(
-                "tool_choice requires a tool call, but tools is empty.", "tool_choice"
-            )
+        self._choice.check({tool.function.name for tool in self.tools or ()})
         check_continuation(self.continue_final_message, self.add_generation_prompt)
-        known = {tool.function.name for tool in self.tools or ()}
-        for name in self._choice.allowed or ():
-            if name not in known:
-                raise bad_request(
-                    f"tool_choice allows '{name[:60]}', which is not in tools.", "tool_choice"
-                )
 
     @property
     def _choice(self) -> CommonToolChoice:

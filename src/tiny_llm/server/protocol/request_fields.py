@@ -1,4 +1,4 @@
-"""Request fields: bounded types, unknown fields, unsupported content, sampling, constraints.
+"""Request fields: bounded types, unknown and shared fields, constraints.
 
 The bounds on lists and objects are far above real requests and limit validation, which holds the
 GIL, to a few milliseconds. The total number of values in a body is also bounded
@@ -250,19 +250,11 @@ class ResponseFormat(RequestModel):
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
 
     def constraint(self) -> StructuredOutputs | None:
-        if self.type == "text":
-            return None
-        schema, is_strict = self.schema_, False
-        if self.type == "json_schema":
-            given = self.json_schema or JsonSchemaFormat()
-            schema, is_strict = given.schema_, bool(given.strict)
-            if schema is None:
-                raise bad_request(
-                    "response_format.json_schema.schema is required.", "response_format"
-                )
-        if schema is None:
-            return make_constraint("response_format", json_object=True)
-        return make_constraint("response_format", json=schema, strict=is_strict)
+        if self.type != "json_schema":
+            return format_constraint("response_format", self.type, self.schema_)
+        given = self.json_schema or JsonSchemaFormat()
+        param = "response_format.json_schema"
+        return format_constraint(param, self.type, given.schema_, bool(given.strict))
 
 
 class CommonFields(RequestBody):
@@ -361,6 +353,16 @@ class CommonToolChoice:
     name: str | None = None  # with "required": the only function to call; None for any
     allowed: Set[str] | None = None  # names of the functions the model may call; None for all
 
+    def check(self, names: Collection[str]) -> None:
+        """Raises an `ApiError` (400) unless the request's tools, with `names`, allow the choice."""
+        if self.mode == "required" and not names:
+            raise bad_request("tool_choice requires tools, but tools is empty.", "tool_choice")
+        for name in self.allowed or ():
+            if name not in names:
+                raise bad_request(
+                    f"tool_choice allows '{name[:60]}', which is not in tools.", "tool_choice"
+                )
+
     def usable(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the tools the model may call, in the format of chat completions."""
         if self.mode == "none":
@@ -407,6 +409,19 @@ def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> Sampling
         chosen["temperature"] = chosen.get("temperature") or 1.0
     with user_errors_as_400():
         return SamplingParams(**chosen)
+
+
+def format_constraint(
+    param: str, kind: str, schema: Mapping[str, Any] | None, strict: bool = False
+) -> StructuredOutputs | None:
+    """Constraint of an output format of type "text", "json_object" or "json_schema"."""
+    if kind == "text":
+        return None
+    if schema is not None:
+        return make_constraint(param, json=schema, strict=strict)
+    if kind == "json_schema":
+        raise bad_request(f"{param}.schema is required.", param)
+    return make_constraint(param, json_object=True)
 
 
 def make_constraint(param: str, **fields: Any) -> StructuredOutputs:
