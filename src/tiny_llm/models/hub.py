@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from .. import demo
 from ..errors import short_repr, summarize
 from .checkpoint import layout, weights
-from .checkpoint.layout import WEIGHT_FILES, weight_files
 from .checkpoint.safe_io import ModelError, model_errors, read_json
 from .checkpoint.sharding import RankShard
 from .families.registry import read_config
@@ -43,7 +42,7 @@ PREFERRED_MODEL = "qwen3-0.6b"
 # Files required for loading, all among those that mlx_lm downloads, so that its cache is complete.
 # A repository may have the weights in other formats as well.
 CONFIG_PATTERNS = ["*.json", "*.txt", "*.jinja"]
-DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, WEIGHT_FILES]
+DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, layout.WEIGHT_FILES]
 
 
 def shortcut_name_to_full_name(name: str) -> str:
@@ -75,7 +74,7 @@ def find_in_cache(hub_id: str) -> Path | None:
     try:
         options = {"local_files_only": True, "allow_patterns": DOWNLOAD_PATTERNS}
         folder = Path(huggingface_hub.snapshot_download(hub_id, **options))
-        weight_files(folder)
+        layout.weight_files(folder)
     except (LocalEntryNotFoundError, HFValidationError, ModelError):
         return None
     return folder if (folder / "config.json").exists() and has_tokenizer(folder) else None
