@@ -1,4 +1,4 @@
-"""Models on this machine: bundled, in the hub cache, of LM Studio and Ollama."""
+"""Lists local models: bundled, and of the hub cache, LM Studio and Ollama."""
 
 import sys
 from collections import Counter

@@ -1,8 +1,9 @@
-"""Model names and files: local, or downloaded from the Hugging Face hub.
+"""Resolves model names to local files; downloads from the Hugging Face hub.
 
-A name is a short name, a hub id, a folder, a GGUF file, or a model of Ollama or LM Studio
-(`ollama:NAME`, `lmstudio:NAME`), whose files are read in place and never written. Any regular file
-is taken for a GGUF file; modules that need NumPy are imported for these only, to save memory.
+A name is an alias (`qwen3-0.6b`), a hub id, a folder, a GGUF file, or a model of Ollama or LM
+Studio (`ollama:NAME`, `lmstudio:NAME`), whose files are read in place and never written. Any
+regular file is taken for a GGUF file; modules that need NumPy are imported for these only, to save
+memory.
 """
 
 import os

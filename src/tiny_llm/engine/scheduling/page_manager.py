@@ -173,7 +173,7 @@ class PageManager:
             pass
 
     def share_full_pages(self, request: EngineRequest, num_written: int) -> None:
-        """Inserts the full pages of the first `num_written` tokens into the cache."""
+        """Inserts the full pages of the first `num_written` tokens into the prefix cache."""
         if not self._sharing:
             return
         while (request.num_shared + 1) * self.page_size <= num_written:

@@ -106,9 +106,9 @@ class RequestSlots:
 
     Attributes:
         current: state after the computed tokens; not written yet if there are none.
-        next: destination of the next chunk's final state; −1 for `current`.
-        previous: state one token before `current`, from which the draft model continues if it has
-            not computed the last token; −1 otherwise.
+        next: slot for the next chunk's final state; −1 overwrites `current`.
+        previous: state before the last computed token, for a draft model that has not computed
+            that token; −1 if not needed.
         reserved: slots for the step's draft tokens and checkpoints.
         positions: where to place checkpoints, in tokens.
         branches: the `positions` at which other requests diverge.

@@ -334,7 +334,7 @@ class Decoder:
 
     @property
     def kv_element_bytes(self) -> int:
-        """Bytes per element of the rows of `kv_layers`, over all ranks."""
+        """Bytes per element of the rows of `kv_layers`, times the number of ranks."""
         return self.kv_dtype.size
 
     @property

@@ -63,7 +63,7 @@ class TextOptions(RequestModel):
 
 
 class ResponsesRequest(ConversationFields):
-    """Body of a response request; tools and items of unknown types are ignored."""
+    """Body of POST /v1/responses; tools and items of unknown types are ignored."""
 
     input: str | BoundedList[JsonObject]
     instructions: str | None = None

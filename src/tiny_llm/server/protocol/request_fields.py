@@ -86,7 +86,7 @@ class RequestBody(RequestModel):
 
 
 def value_path(path: str, value: Any) -> str:
-    """Name of an ignored value for `ignore_fields`; the path alone if it is not a string."""
+    """Name of an ignored value for `ignore_fields`: `path=value` for a string, else the path."""
     return f"{path}={value[:MAX_NAME_CHARS]}" if isinstance(value, str) else path
 
 
