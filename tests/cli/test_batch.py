@@ -19,8 +19,8 @@ from tests.support import FLASH_FLAGS, ByteTokenizer, assert_equal, tiny_model
 from tiny_llm import Qwen3ModelWeek2, Qwen3ModelWeek3, make_sampler, simple_generate_with_kv_cache
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.cli import batch
-from tiny_llm.cli.backends import backend
-from tiny_llm.cli.backends.checkpoint import Checkpoint
+from tiny_llm.cli.backends import local
+from tiny_llm.cli.backends.local import Checkpoint
 from tiny_llm.cli.batching.runs import (
     BatchProgress,
     CourseBatchRun,
@@ -103,7 +103,7 @@ def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash
         calls.append((week, options))
         return Qwen3ModelWeek2(mlx_model)
 
-    monkeypatch.setattr(backend, "dispatch_model", dispatch)
+    monkeypatch.setattr(local, "dispatch_model", dispatch)
     argv = [*flag, "--loader", "week2", "--device", "cpu", "--max-tokens", "1"]
     assert run(capsys, *argv)[0] == 0
     assert calls == [(2, {"enable_flash_attn": flash})]

@@ -14,7 +14,7 @@ from rich.live import Live
 from ..demo import BATCH_PROMPTS
 from ..errors import UserError
 from ..generate import resolve_max_tokens
-from .backends.checkpoint import open_checkpoint
+from .backends.local import open_checkpoint
 from .batching.runs import BatchRun, EngineBatchRun, open_batch_run, peak_memory
 from .batching.view import PlainLines, batch_table, speed_line
 from .parsing.arguments import (

@@ -24,7 +24,7 @@ from ..models.memory import model_size, total_memory
 from ..models.output_heads import TASKS
 from ..models.tokenizer.chat_template import read_template_file
 from ..server.settings import ModelSpec, Settings
-from .backends.checkpoint import set_device
+from .backends.local import set_device
 from .memory_table import estimate_memory, print_memory_table
 from .parsing.arguments import (
     add_engine_arguments,

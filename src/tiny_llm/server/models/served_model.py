@@ -243,7 +243,7 @@ class ServedModel:
             self.check_token_ids("the prompt", token_ids)
 
     def check_token_ids(self, what: str, token_ids: Iterable[int]) -> None:
-        """Raises an `ApiError` (400) for unknown tokens; `what` has them."""
+        """Raises an `ApiError` (400) for unknown tokens in `what`, e.g. "the prompt"."""
         assert self.engine_info is not None
         with user_errors_as_400():
             check_token_ids(what, token_ids, self.engine_info.vocab_size)
