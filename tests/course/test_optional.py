@@ -78,11 +78,11 @@ def test_unrelated_folder_is_not_overwritten(tmp_path, capsys):
         ("models/families/experts.py", ("--model", "MIXTURE"), 1),
         ("models/checkpoint/sharding.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
         ("models/parallel/layers.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
-        ("models/parallel/block.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
+        ("models/parallel/decoder.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
         ("kv_storage/int8_rows.py", ("--model", "demo", *INT8), 3),
         ("kv_storage/disk/store.py", ("--model", "demo", "--prefix-cache-dir", "PAGES"), 6),
         (
-            "engine/execution/disk_cache/cache.py",
+            "engine/execution/disk_tier.py",
             ("--model", "demo", "--prefix-cache-dir", "PAGES"),
             6,
         ),
@@ -205,7 +205,7 @@ def test_stream_demo_shows_a_partial_tool_call():
     ("name", "module", "day"),
     [
         ("json_demo", "engine/structured_output/bitmask.py", 4),
-        ("json_demo", "engine/spec_decode/grammar_proposer.py", 4),
+        ("json_demo", "engine/spec_decode/draft_tokens.py", 4),
         ("stream_demo", "engine/tool_calls/json_scanner.py", 4),
         ("stream_demo", "engine/tool_calls/json_calls.py", 5),
         ("stream_demo", "engine/tool_calls/format.py", 5),

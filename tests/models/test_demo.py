@@ -4,8 +4,14 @@ import pytest
 
 from tests.support import chat_prompt
 from tiny_llm import LLM, Qwen3ModelWeek2, SamplingParams, load, simple_generate_with_kv_cache
-from tiny_llm.demo import DRAFT_PATH, HYBRID_PATH, TARGET_PATH
-from tiny_llm.demo.prompts import BATCH_PROMPTS, INTRODUCTION_PROMPT, SHARED_PARAGRAPH
+from tiny_llm.demo import (
+    BATCH_PROMPTS,
+    DRAFT_PATH,
+    HYBRID_PATH,
+    INTRODUCTION_PROMPT,
+    SHARED_PARAGRAPH,
+    TARGET_PATH,
+)
 
 # Text that each output must contain, in the order of BATCH_PROMPTS and the introduction.
 QUESTIONS = [*BATCH_PROMPTS, INTRODUCTION_PROMPT]

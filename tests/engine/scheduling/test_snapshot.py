@@ -4,9 +4,9 @@ import json
 import random
 
 from tests.engine.simulator import Simulation, random_workload
+from tiny_llm.engine.scheduling.events import _tree, snapshot
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.prefix_cache import PrefixCache
-from tiny_llm.engine.scheduling.snapshot import _tree, snapshot
 
 
 def test_snapshot_matches_scheduler_events():

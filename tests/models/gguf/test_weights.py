@@ -20,8 +20,8 @@ from tiny_llm.kernels.prepack import copy_tree, row_major_layer
 from tiny_llm.models import ModelError
 from tiny_llm.models.gguf.config import tensor_names
 from tiny_llm.models.gguf.reader import open_gguf
-from tiny_llm.models.model_size import model_size, size_of_tree
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
+from tiny_llm.models.memory import model_size, size_of_tree
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,12 +16,12 @@ from ...models.checkpoint.safe_io import model_errors
 from ...models.checkpoint.sharding import RankShard
 from ...models.families.config import DecoderConfig
 from ...models.families.registry import read_config
-from ...models.gguf.model_files import read_model_config
-from ...models.hub import find_config
+from ...models.hub import find_config, read_model_config
 from ...models.lora_adapters import attach_adapters
 from ...models.parallel.decoder import TensorParallelDecoder, TensorParallelMtpDecoder
 from ...models.parallel.group import Replica, gather_bytes
 from ...models.parallel.launch import current_group, get_group
+from .disk_tier import fingerprint
 from .paged_model import PagedModel, RowKind
 
 
@@ -136,6 +136,4 @@ def _write_shards(
 
 
 def _gather_fingerprint(model: PagedModel) -> list[bytes]:
-    from .disk_cache.factory import fingerprint
-
     return gather_bytes(fingerprint([model.model]), current_group().comm)

@@ -30,8 +30,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...errors import OutOfPagesError, QueueFullError, UserError
-from .config import KvGroup, SchedulerConfig
-from .events import Listener
+from .config import KvGroup, Listener, SchedulerConfig
 from .kv_cache_groups import GroupPageManager
 from .page_manager import PageKey, PageManager
 from .request import (

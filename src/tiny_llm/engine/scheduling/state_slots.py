@@ -36,7 +36,6 @@ from dataclasses import dataclass, field, replace
 
 from .checkpoints import Checkpoints
 from .config import MIN_STATE_SLOTS
-from .events import StateSlotCounts
 from .page_allocator import PageAllocator
 from .prefix_cache import PrefixNode
 from .request import Chunk, EngineRequest, SchedulerOutput
@@ -89,6 +88,16 @@ def common_prefix(token_ids: Sequence[int], other: Sequence[int], page_size: int
 
 
 DRAFT_SLOT_DIVISOR = 4  # draft tokens may evict checkpoints from at most 1/4 of the slots
+
+
+@dataclass(frozen=True)
+class StateSlotCounts:
+    """Counts of recurrent state slots, by use."""
+
+    free: int  # neither checkpoints nor used by a request
+    cached: int  # checkpoints of the prefix cache, not used by a request
+    used: int
+    checkpoints: int  # all checkpoints, including those in use by requests
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ import numpy as np
 
 from ... import kernels
 from ...kernels.mxfp4 import e8m0_to_bfloat16
-from ..checkpoint.quantization import Quantization, Shape
+from ..checkpoint.tensor_shapes import Quantization, Shape
 from ..checkpoint.weights import TreeNode
 from .reader import BlockType, GGUFTensor
 
