@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tools.metal_emulator import has_clang
+from tools.metal_emulator import MetalError, compiler, has_clang
 
 KERNELS = Path(__file__).parent / "kernels"
 bfloat16 = ml_dtypes.bfloat16
@@ -29,6 +29,15 @@ def assert_close(result, expected, relative):
     result, expected = np.asarray(result, np.float32), np.asarray(expected, np.float32)
     assert np.isfinite(result).all()
     assert np.abs(result - expected).max() <= relative * np.abs(expected).max()
+
+
+def findings(path):
+    """Errors that the type check reports for a file."""
+    try:
+        compiler.check(compiler.prepare(path, (), {}, {}))
+    except MetalError as error:
+        return error.diagnostics
+    return []
 
 
 def source(body, includes="#include <metal_stdlib>\nusing namespace metal;\n"):

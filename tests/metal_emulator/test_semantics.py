@@ -217,8 +217,6 @@ def test_counts_require_counting_mode(library):
         _ = launch.counts
 
 
-# ---------------------------------------------------------------- invalid launches
-
 FLOATS, INTS = np.zeros(4, np.float32), np.zeros(4, np.int32)
 WRONG_ARGUMENTS = {
     "too few buffers": ("square_and_add_half", [np.zeros(4, np.float16)], "'y' is not bound"),

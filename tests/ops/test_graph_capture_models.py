@@ -148,9 +148,6 @@ def test_layers_are_one_node(make, run):
     assert nodes.count(["TinyLlmReplay"]) >= 0.8 * len(nodes), nodes
 
 
-# ---------------------------------------------------------------- errors
-
-
 def decoding(model):
     """Caches of one request after captured steps."""
     cache = model.create_kv_cache()
