@@ -118,7 +118,7 @@ class Matmul:
     O: int
     I: int
     dtype: mx.Dtype
-    arrays: tuple[mx.array, ...]  # (a, b), or (scales, biases, a, b)
+    arrays: tuple[mx.array, ...]  # (a, b), whose rows may be longer, or (scales, biases, a, b)
     bits: int = 0
     group_size: int = 0
 
@@ -160,6 +160,6 @@ class Matmul:
         if self.bits:
             exact = exact_quantized(*self.arrays, self.group_size, self.bits)
         else:
-            a, b = (as_numpy(x).astype(np.float64) for x in self.arrays)
+            a, b = (as_numpy(x[:, : self.I]).astype(np.float64) for x in self.arrays)
             exact = a @ b.T, np.abs(a) @ np.abs(b).T
         assert_matmul_close(actual, *exact, self.I, what)

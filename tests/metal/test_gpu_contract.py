@@ -16,7 +16,7 @@ import pytest
 from tests.metal.support import on_gpu
 from tests.ops.operations import OPERATIONS
 from tests.ops.test_operations import rows_of
-from tests.paging import cut_into_pages, padded
+from tests.paging import cut_into_pages, padded, sequences
 from tests.support import EPSILON, as_numpy, assert_same_bits, random
 from tiny_llm import kernels
 from tools.metal_emulator import Device, emulated_gpu
@@ -113,7 +113,7 @@ def random_pair(B, S, dtype):
 @pytest.mark.parametrize("page_size", [4, 64])
 def test_paged_attention_is_batch_invariant(gpu, dtype, page_size):
     lengths = [900, 9, 300]
-    keys, values, table = cut_into_pages([random_pages(n, dtype) for n in lengths], page_size)
+    keys, values, table = cut_into_pages(sequences(lengths, 2, 64, dtype), page_size)
     query = random(3, 4, 64, dtype=dtype)  # one token per sequence
 
     def attend(which):
@@ -132,10 +132,6 @@ def test_paged_attention_is_batch_invariant(gpu, dtype, page_size):
     together = attend([0, 1, 2])
     for b in range(3):
         assert_same_bits(attend([b])[0], together[b], f"sequence {b}")
-
-
-def random_pages(S, dtype):
-    return random(2, S, 64, dtype=dtype), random(2, S, 64, dtype=dtype)
 
 
 @pytest.mark.parametrize("order", ["reverse", "random"])

@@ -1,4 +1,4 @@
-"""Metal kernels of `matmul` and `quantized_matmul`, compared with exact arithmetic."""
+"""Metal kernels of (quantized) matmuls, compared with exact arithmetic."""
 
 import mlx.core as mx
 import numpy as np
@@ -74,7 +74,7 @@ def test_no_memory_fault_or_race(mode, variant, I, dtype, bits, group_size):
 def test_strided_rows(variant, aligned):
     """Each row is a prefix of a longer row in the arrays passed to the kernel."""
     a, b = random(5, 80, dtype=mx.float16), random(35, 96, dtype=mx.float16)
-    problem = Matmul(5, 35, 64, mx.float16, (a[:, :64], b[:, :64]))
+    problem = Matmul(5, 35, 64, mx.float16, (a, b))
     launch = problem.launch(a_stride=80, b_stride=96, aligned=aligned, variant=variant)
     assert ("unaligned" in launch.kernel) == (variant != "readable" and not aligned)
     problem.assert_close(problem.run(launch), launch.kernel)

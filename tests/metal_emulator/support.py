@@ -38,8 +38,3 @@ def findings(path):
     except MetalError as error:
         return error.diagnostics
     return []
-
-
-def source(body, includes="#include <metal_stdlib>\nusing namespace metal;\n"):
-    """Metal source text: `body` after the standard two-line prologue."""
-    return includes + body

@@ -1,4 +1,4 @@
-"""Recurrent operations: random ragged batches, float64 references, calls in chunks."""
+"""Recurrent operations: random ragged batches, float64 references, chunks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

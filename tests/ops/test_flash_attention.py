@@ -1,10 +1,10 @@
-"""`flash_attention`: batch invariance, layouts and invalid arguments."""
+"""`flash_attention`: heads, chunks, layouts, non-finite keys."""
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.ops.attention_problems import MASKS, assert_exact, evaluated, exact, make_mask, problem
+from tests.ops.attention_problems import MASKS, evaluated, make_mask, problem
 from tests.support import (
     as_numpy,
     assert_same_bits,
@@ -99,10 +99,3 @@ def test_empty_inputs(instruction_set, dtype, shape, mask):
     out = evaluated(query, key, value, mask=make_mask(mask, B, H * group, L, S))
     assert out.shape == (B, H * group, L, D)
     assert not as_numpy(out).any(), "expected zeros for a sequence without keys"
-
-
-def test_large_groups(instruction_set):
-    """150 query heads share a key head, more than fit into a block of rows."""
-    query, key, value = problem(1, 1, 150, 3, 70, 8)
-    actual = evaluated(query, key, value, mask="causal")
-    assert_exact(actual, *exact(query, key, value, 8**-0.5, "causal"))

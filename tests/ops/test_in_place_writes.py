@@ -1,4 +1,4 @@
-"""Writes to caches and states: places, and buffers that are written without a copy."""
+"""In-place writes to caches and states: places, copies of shared buffers."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""8-bit KV pages: quantization of rows. test_paged_attention.py covers attention."""
+"""8-bit KV pages: quantization of their rows."""
 
 import mlx.core as mx
 import numpy as np
@@ -32,13 +32,6 @@ def test_row_with_a_non_finite_element_is_nan(instruction_set, dtype, bad):
     assert_same_rows(rows[0].swapaxes(0, 1), quantize_rows(tokens))
     assert np.isnan(as_numpy(dequantize_rows(rows)[0, 0, 0])).all()
     assert np.isfinite(as_numpy(dequantize_rows(rows)[0, 0, 1])).all()
-
-
-def test_quantization_error_is_at_most_half_a_step():
-    x = random(50, 2, 64)
-    error = np.abs(as_numpy(dequantize_rows(quantize_rows(x)) - x))
-    step = np.abs(as_numpy(x)).max(axis=-1, keepdims=True) / 127
-    assert (error <= step * 0.5001).all()
 
 
 def test_strided_tokens(instruction_set):

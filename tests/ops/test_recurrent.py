@@ -1,4 +1,4 @@
-"""`causal_conv1d` and `gated_delta_rule`: reference, state slots, chunks, layouts."""
+"""Recurrent operations: reference, state slots, chunks, layouts."""
 
 from itertools import islice
 

@@ -1,4 +1,4 @@
-"""Values of the row operations, compared with readable layers and exact arithmetic."""
+"""Values of the row operations: readable layers, exact arithmetic, MLX."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Injected faults: the simulator detects each broken invariant in random workloads."""
+"""Injected scheduler faults, which the simulator must detect."""
 
 import random
 from dataclasses import replace

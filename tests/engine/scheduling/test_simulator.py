@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -26,29 +27,36 @@ def with_states(rng: random.Random) -> Workload:
     return random_workload(rng, rng.choice((6, 12)), rng.choice(SLOT_COUNTS))
 
 
-def with_shared_memory(rng: random.Random, slot_pages: float) -> Workload:
+def with_shortages(rng: random.Random, num_state_slots: int) -> Workload:
+    return replace(random_workload(rng, num_state_slots=num_state_slots), shortages=0.3)
+
+
+def with_shared_memory(rng: random.Random, slot_pages: float, is_fair: bool) -> Workload:
     """Pages and state slots share the memory."""
     workload = random_workload(rng, num_state_slots=int(40 / slot_pages))
     num_pages = workload.config.num_pages + math.ceil(slot_pages * rng.randint(2, 4))
     config = replace(workload.config, num_pages=num_pages, state_slot_pages=slot_pages)
-    return replace(workload, config=config, shortages=rng.choice((0.0, 0.0, 0.3)))
+    shortages = rng.choice((0.0, 0.0, 0.3))
+    return replace(workload, config=config, shortages=shortages, is_fair=is_fair)
 
 
-def with_windows(rng: random.Random, has_groups: bool) -> Workload:
+def with_windows(rng: random.Random, has_groups: bool, is_fair: bool) -> Workload:
     """Requests may exceed the KV memory, because old pages are freed."""
     workload = random_workload(rng)
     groups = random_groups(rng) if has_groups else (KvGroup(rng.randint(1, 8)),)
-    return replace(with_groups(rng, workload, groups), shortages=rng.choice((0.0, 0.0, 0.3)))
+    workload = with_groups(rng, workload, groups)
+    return replace(workload, shortages=rng.choice((0.0, 0.0, 0.3)), is_fair=is_fair)
 
 
-def fair(rng: random.Random, workload: Workload) -> Workload:
+def fair(rng: random.Random, num_state_slots: int) -> Workload:
+    workload = random_workload(rng, num_state_slots=num_state_slots)
     target, min_chunk = rng.choice((None, 0.5, 1.2, 2.0)), rng.choice((1, 1, 3))
     return replace(workload, is_fair=True, step_time_target=target, min_chunk=min_chunk)
 
 
 # A function that draws a workload, their number, the interval of those whose integrity is checked
 # at every step, and bounds that their totals exceed.
-FINISHED, REASONS = ("stop", "length"), ("stop", "length", "abort", "error", "rejected")
+REASONS = ("stop", "length", "abort", "error", "rejected")
 HITS = {"preemptions": 150, "cached_tokens": 5_000}
 MORE_HITS = {"preemptions": 300, "cached_tokens": 6_000}
 LARGER = {"preemptions": 20, "cached_tokens": 500, "freed_pages": 5_000, "exceeds_memory": 50}
@@ -58,29 +66,29 @@ WORKLOADS = {
 }
 for slots in (0, 7):
     WORKLOADS[f"shortages, {slots} slots"] = (
-        lambda rng, slots=slots: replace(random_workload(rng, 6, slots), shortages=0.3),
+        partial(with_shortages, num_state_slots=slots),
         400,
         1,
         dict.fromkeys(("evictions", "released_pages", "cached_tokens"), 100),
     )
     WORKLOADS[f"fair, {slots} slots"] = (
-        lambda rng, slots=slots: fair(rng, random_workload(rng, 6, slots)),
+        partial(fair, num_state_slots=slots),
         2_000,
         8,
         dict.fromkeys(REASONS[:4], 100)
         | dict.fromkeys(("preemptions", "overtaken", "long_steps"), 50),
     )
 for is_fair in (False, True):
-    for size in (0.3, 1, 2.5, 5):
-        WORKLOADS[f"{size} pages per slot, fair {is_fair}"] = (
-            lambda rng, of=(size, is_fair): replace(with_shared_memory(rng, of[0]), is_fair=of[1]),
+    for slot_pages in (0.3, 1, 2.5, 5):
+        WORKLOADS[f"{slot_pages} pages per slot, fair {is_fair}"] = (
+            partial(with_shared_memory, slot_pages=slot_pages, is_fair=is_fair),
             600,
             1,
-            dict.fromkeys((*FINISHED, "cached_tokens"), 100) | {"preemptions": 0},
+            {"stop": 100, "length": 100, "cached_tokens": 100, "preemptions": 0},
         )
     for has_groups in (False, True):
         WORKLOADS[f"windows, groups {has_groups}, fair {is_fair}"] = (
-            lambda rng, of=(has_groups, is_fair): replace(with_windows(rng, of[0]), is_fair=of[1]),
+            partial(with_windows, has_groups=has_groups, is_fair=is_fair),
             1_500,
             8,
             dict.fromkeys(REASONS, 50) | LARGER,
