@@ -153,10 +153,7 @@ SENTENCES = {
         ({"messages": []}, "messages must have 1 or more elements, got 0"),
         ({"tool_choice": {"type": "any"}}, "tool_choice requires tools, but tools is empty."),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "got 'x'"),
-        (
-            said({"type": "image"}),
-            "content[0] has the type 'image'; this model accepts text only",
-        ),
+        (said({"type": "image"}), "content[0] has the type 'image'; this model accepts text only"),
         (
             said({"type": "document", "source": {"type": "base64"}}),
             "content[0].source has the type 'base64'; this model accepts text only",
