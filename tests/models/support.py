@@ -40,11 +40,13 @@ def config(model_type: str, **fields: Any) -> dict[str, Any]:
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22}
 GRANITE |= {"attention_multiplier": 0.1, "logits_scaling": 3.0}
+SCALED_QUERIES = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0}
+SCALED_QUERIES |= {"original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.4}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": config("qwen3", head_dim=32),
     "qwen2": config("qwen2"),
     "llama": config("llama", attention_bias=True, mlp_bias=True),
-    "mistral": config("mistral", sliding_window=None),
+    "ministral3": config("ministral3", head_dim=32, rope_parameters=SCALED_QUERIES),
     "gemma3_text": config("gemma3_text", head_dim=32, sliding_window=24, sliding_window_pattern=2),
     "smollm3": config("smollm3", no_rope_layers=[1, 0]),
     "granite": config("granite", attention_bias=False, mlp_bias=False, **GRANITE),

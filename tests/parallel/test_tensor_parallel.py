@@ -38,7 +38,7 @@ CONFIGS = {
     "qwen3_moe": {**MIXTURE, "moe_intermediate_size": 256},
     "gemma4": {**GEMMA4, "intermediate_size": 5 * 128, "vocab_size_per_layer_input": 5000},
     "gemma4_moe": {**GEMMA4_MIXTURE, "intermediate_size": 5 * 128, "moe_intermediate_size": 256},
-    "mistral-window": {**FAMILIES["mistral"], **SPLIT_SIZES, "sliding_window": 19},
+    "ministral3-window": {**FAMILIES["ministral3"], **SPLIT_SIZES, "sliding_window": 19},
     "qwen2-window": {
         **FAMILIES["qwen2"],
         **SPLIT_SIZES,

@@ -175,6 +175,7 @@ HARMONY = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>
         (None, "<think>\nHm.\n</think>\n\nYes."),
         ("{{ '<think>' }}", "Hm.\n</think>\n\nYes."),  # open in the prompt
         ("<|channel>thought", "<|channel>thought\nHm.<channel|>Yes."),
+        ("[THINK]", "[THINK]Hm.[/THINK]Yes."),
         ("<|channel|><|message|>", f"{HARMONY}Yes."),
         (None, "Yes.\n"),
     ],

@@ -33,7 +33,7 @@ from .linear import (
     with_8_bit_activations,
 )
 from .registry import config_of
-from .rope import NO_ROTATION, ScaledRoPE
+from .rope import NO_ROTATION, QueryRoPE, ScaledRoPE
 
 
 def attend_paged(
@@ -103,7 +103,10 @@ class Attention:
         self._attend = COMPARISON_BACKENDS.get(backend, attend_paged)
 
     def __call__(self, x: mx.array, cos_sin: LayerInputs, cache: Any) -> mx.array:
-        """Attends from L new tokens to the cache and themselves: 1×L×E -> 1×L×E."""
+        """Attends from L new tokens to the cache and themselves: 1×L×E -> 1×L×E.
+
+        `cos_sin` has the cosines and sines of keys, then those of queries if they differ.
+        """
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         key = value = None
@@ -114,11 +117,11 @@ class Attention:
             if self.value_norm is not None:
                 value = kernels.rms_norm(value, self.value_norm, self.eps)
             value = value.swapaxes(1, 2)  # B×H×L×D
-            key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin)  # B×H×L×D
+            key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin[:2])  # B×H×L×D
         else:
             query = self.q_proj(x)
         query, gate = self._split_gate(query)  # B×L×H_q×D
-        query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *cos_sin)  # B×H_q×L×D
+        query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *cos_sin[-2:])  # B×H_q×L×D
         rest = cache, self.scale, self.window, self.sinks
         attended = self._attend(query, key, value, *rest).swapaxes(1, 2)  # B×L×H_q×D
         if gate is not None:
@@ -182,7 +185,7 @@ class DecoderBlock:
             self.per_layer = PerLayerUpdate(config, index, layer, dtype)
         self.scalar = float(layer.layer_scalar.item()) if config.layer_scalars else None
         self.eps, self.post_eps = config.residual_eps, config.rms_norm_eps
-        self.rope = config.rope_of(index)
+        self.angles = config.angles_of(index)
 
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: LayerInputs, cache: Any
@@ -297,7 +300,9 @@ class Decoder:
         rope = rope_dims, self.max_seq_len, config.rope_theta
         scaling, local = config.rope_scaling, config.local_rope
         self.ropes = [RoPE(*rope) if scaling is None else ScaledRoPE(*rope, scaling)]
-        if local is not None:
+        if config.query_scaling is not None:
+            self.ropes.append(QueryRoPE(self.ropes[0], config.query_scaling))
+        elif local is not None:
             self.ropes.append(
                 ScaledRoPE(*rope, NO_ROTATION)
                 if local.theta is None
@@ -434,7 +439,7 @@ class Decoder:
         per_layer_inputs = inputs[num_angles] if len(inputs) > num_angles else None
         update = None
         for layer, block, index in zip(self.layers, self.blocks, self._cache_indices, strict=True):
-            x, update = layer(x, update, inputs[2 * block.rope :][:2], caches[index])
+            x, update = layer(x, update, inputs[block.angles], caches[index])
             x, update = layer.finish(x, update, per_layer_inputs)
         return x, mx.zeros_like(x) if update is None else update
 

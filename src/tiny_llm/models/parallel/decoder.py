@@ -89,13 +89,14 @@ class TensorParallelBlock:
         return self._halves[names]
 
     def _attend(self, names: tuple[str, ...], x: mx.array, *rest: mx.array) -> tuple[mx.array, ...]:
-        cos, sin, *arrays = rest
+        num_angles = self.block.angles.stop - self.block.angles.start
+        cos_sin, arrays = rest[:num_angles], [*rest[num_angles:]]
         attention_metadata = AttentionMetadata(**dict(zip(names, arrays, strict=False)))
         buffers = arrays[len(names) :]
         update = buffers.pop() if len(buffers) > 2 else None
         self._adapters.ids = attention_metadata.adapter_ids
         x, partial_sum = self.block.attend(
-            x, update, (cos, sin), LayerCacheView(buffers, 0, attention_metadata)
+            x, update, cos_sin, LayerCacheView(buffers, 0, attention_metadata)
         )
         mixer = self.block.mixer
         reads_only = isinstance(mixer, Attention) and not mixer.has_kv
