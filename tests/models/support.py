@@ -10,9 +10,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
+from tests.support import assert_same_bits
 from tiny_llm.engine.execution.paged_model import Span, ragged_batch
 from tiny_llm.models.checkpoint.dummy import random_tensors
+from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.families.decoder import Decoder
 
 # Small sizes that allow quantization in groups of 64; the vocabulary size is odd.
@@ -119,6 +122,17 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: dict[str,
     file = str(folder / "model.safetensors")
     mx.save_safetensors(file, tensors, metadata={"format": "mlx"})
     return folder
+
+
+def arrays_of(folder: Path, config: Mapping[str, Any], **options: Any) -> dict[str, mx.array]:
+    """Arrays of a checkpoint, by path; `options` are those of `read_checkpoint`."""
+    return dict(tree_flatten(read_checkpoint(folder, config, **options)))
+
+
+def assert_same_arrays(actual: dict[str, mx.array], expected: dict[str, mx.array]) -> None:
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        assert_same_bits(actual[name], expected[name], name)
 
 
 PAGES_PER_SEQUENCE = 16

@@ -60,19 +60,6 @@ def test_every_protocol_passes_the_effort_to_the_template():
     assert chat.template_variables()["reasoning_effort"] == "high"
 
 
-@pytest.mark.slow
-def test_effort_level_bounds_reasoning(client):
-    def ask(**fields):
-        body = {"model": "demo", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
-        return client.chat.completions.create(**body, **fields)
-
-    with_effort = ask(reasoning_effort="minimal")
-    same = ask(extra_body={"thinking_token_budget": 6})
-    assert with_effort.choices == same.choices
-    assert with_effort.choices[0].message.content
-    assert not ask(reasoning_effort="high").choices[0].message.content
-
-
 def test_input_examples_are_added_to_the_description():
     tool = MessagesTool(
         name="weather",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from tests.models.lora.support import random_adapter, write_adapter, write_peft_adapter
+from tests.models.lora_adapters.support import random_adapter, write_adapter, write_peft_adapter
 from tests.models.support import (
     FAMILIES,
     HYBRID,
