@@ -42,7 +42,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ...errors import UserError
-from .config import Event
 from .kv_cache_groups import BlockNode
 from .page_manager import PageManager
 from .prefix_cache import PageTokens, PrefixCache, PrefixNode
@@ -158,7 +157,7 @@ class Recorder:
         header = {"schema": SCHEMA, "version": VERSION, "engine": dict(engine)}
         self._write(json.dumps(header)[:-1] + ', "events": [')
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Mapping[str, Any]) -> None:
         """Records an event that may have a `time`, in seconds; by default, the current time."""
         now = event.get("time", time.time())
         separator = "\n" if self._started is None else ",\n"
