@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.hybrid import write_hybrid
 from tiny_llm import LLM, SamplingParams
-from tiny_llm.models.model_size import model_size
+from tiny_llm.models.memory import model_size
 
 PROMPTS = ["RoPE is", "The capital of France is", "word " * 100]
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True, seed=3, temperature=1.0)

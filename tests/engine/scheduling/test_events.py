@@ -3,30 +3,34 @@
 import json
 import random
 from collections import Counter
+from pathlib import Path
+
+import pytest
 
 from tests.engine.simulator import Simulation, random_workload
-from tiny_llm.engine.scheduling.events import Recorder
+from tiny_llm.engine.scheduling.events import Recorder, _tree, snapshot
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.prefix_cache import PrefixCache
-from tiny_llm.engine.scheduling.snapshot import _tree, snapshot
+from tiny_llm.errors import UserError
 
 
 def test_recordings_are_complete_and_match_snapshots(tmp_path):
     rng, num_snapshots = random.Random(11), 0
     for _ in range(50):
         simulation = Simulation(random_workload(rng))
-        recorder = Recorder({"page_size": 3}, clock=lambda simulation=simulation: simulation.now)
+        recorder = Recorder(tmp_path / "run.json")
+        recorder.begin({"page_size": 3})
 
         def listener(event, simulation=simulation, recorder=recorder):
             nonlocal num_snapshots
-            recorder(event)
+            recorder({**event, "time": simulation.now})
             if event["event"] == "step_scheduled":
                 num_snapshots += 1
                 compare(json.loads(json.dumps(snapshot(simulation.scheduler))), event)
 
         simulation.scheduler.listener = listener
         outcome = simulation.run()
-        recorder.write(tmp_path / "run.json")
+        assert recorder.close()
         recording = json.loads((tmp_path / "run.json").read_text())
         assert (recording["schema"], recording["version"]) == ("tiny-llm-run", 1)
         assert recording["engine"] == {"page_size": 3}
@@ -75,6 +79,26 @@ def replay(events, simulation, outcome) -> None:
             assert 0 <= pages["shared"] <= pages["used"]
     assert outputs == outcome.answers
     assert ended == {key: reason for key, reason in outcome.reasons.items() if reason != "rejected"}
+
+
+@pytest.mark.parametrize(
+    "file", ["/no/such/folder/run.json", f"/tmp/{'n' * 300}", "n" * 252, "/dev/null"]
+)
+def test_unwritable_recording_is_rejected(file):
+    with pytest.raises(UserError, match="recording '.*' (cannot be written|is not a regular)"):
+        Recorder(Path(file))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_ends_only_the_recording(tmp_path, caplog):
+    (tmp_path / "run.json.part").symlink_to("/dev/full")
+    recorder = Recorder(tmp_path / "run.json")
+    recorder.begin({})
+    for _ in range(2):
+        recorder({"event": "request_added", "text": "x" * 100_000})
+    assert not recorder.close()
+    assert not (tmp_path / "run.json").exists()
+    assert "recording stopped" in caplog.text
 
 
 def test_branch_labels_start_at_the_first_difference():
