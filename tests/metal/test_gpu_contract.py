@@ -78,8 +78,11 @@ def test_rows_are_batch_invariant(gpu, op, dtype, total):
         return op(stream=gpu.stream(), **rows_of(op, arguments, rows))
 
     together = results(slice(None))
-    small = [slice(row, row + 1) for row in range(total)]
-    for rows in small if total <= FEW else map(slice, (FEW + 1, 33, 64, 100)):
+    alone = [slice(row, row + 1) for row in range(total)]
+    parts = alone if total <= FEW else [slice(count) for count in (FEW + 1, 33, 64, 100)]
+    if "matmul" not in op.name:
+        parts.append(alone[-1])  # in a batch of any size
+    for rows in parts:
         for actual, expected in zip(results(rows), together, strict=True):
             assert_same_bits(actual, expected[rows], f"{op.label}, {rows}")
 

@@ -11,7 +11,7 @@ from tiny_llm.kv_storage.int8_rows import quantize_rows
 
 from .attention import attend
 from .paged import paged_attend, params_of
-from .support import DTYPE_NAMES, ORDERS, as_bound, run
+from .support import DTYPE_NAMES, ORDERS, gpu_results
 
 P, H, GROUP, PAGE, D = 9, 2, 2, 8, 40
 TABLE = mx.array([[3, 1, -1], [7, -1, -1], [0, 5, 8], [2, 99, -1]], mx.int32)
@@ -272,24 +272,6 @@ def test_unowned_tokens_are_zero(mode, B):
 
 
 @pytest.mark.parametrize("mode", ["plain", "asan", "race"])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=DTYPE_NAMES.get)
-def test_paged_cache_write(mode, dtype):
-    tokens, pages = random(2, 3, H, D, dtype=dtype), random(P, H, PAGE, D, dtype=dtype)
-    slots = mx.array([[0, -1, 71], [72, 9, 40]], mx.int32)
-    inside = tokens.swapaxes(1, 2)  # B×H×L×D
-    expected = kernels.extension().paged_cache_write(pages, inside, slots, stream=mx.cpu)
-    unsigned = np.uint32 if dtype == mx.float32 else np.uint16
-    out = as_bound(pages).view(unsigned).copy()
-    launch = kernels.extension().metal.paged_cache_write_launch(
-        H=H, L=3, D=D, page_size=PAGE, tokens=6, num_slots=P * PAGE,
-        token_strides=[3 * H * D, D, H * D, 1], item_size=dtype.size,
-    )  # fmt: skip
-    arrays = [as_bound(tokens).view(unsigned), np.array(slots), out]
-    run("paged_cache_write/paged_cache_write.metal", launch, arrays, mode)
-    np.testing.assert_array_equal(out, as_bound(expected).view(unsigned))
-
-
-@pytest.mark.parametrize("mode", ["plain", "asan", "race"])
 @pytest.mark.parametrize(("dtype", "D"), [(mx.float32, 33), (mx.float16, 40), (mx.bfloat16, 128)])
 @pytest.mark.parametrize("L", [5, 9])
 def test_int8_pages(mode, dtype, D, L):
@@ -306,19 +288,17 @@ def test_int8_pages(mode, dtype, D, L):
 
 @pytest.mark.parametrize("mode", ["plain", "asan", "race"])
 @pytest.mark.parametrize(("dtype", "D"), [(mx.float32, 33), (mx.float16, 33), (mx.bfloat16, 40)])
-def test_int8_cache_write(mode, dtype, D):
-    tokens = random(2, 3, H, D, dtype=dtype)
-    tokens[0, 0, 1, 3] = float("inf")
-    pages, slots = mx.zeros((P, H, PAGE, D + 7), mx.int8), mx.array([[0, -1, 71], [72, 9, 40]])
-    inside = tokens.swapaxes(1, 2)  # B×H×L×D
-    expected = kernels.extension().paged_cache_write(
-        pages, inside, slots.astype(mx.int32), stream=mx.cpu
-    )
-    out = np.array(pages)
-    launch = kernels.extension().metal.paged_cache_write_int8_launch(
-        H=H, L=3, D=D, page_size=PAGE, row_width=D + 7, tokens=6, num_slots=P * PAGE,
-        token_strides=[3 * H * D, D, H * D, 1], dtype=DTYPE_NAMES[dtype],
-    )  # fmt: skip
-    arrays = [as_bound(tokens), np.array(slots.astype(mx.int32)), out]
-    run("paged_cache_write/paged_cache_write.metal", launch, arrays, mode)
-    np.testing.assert_array_equal(out, np.array(expected))
+@pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
+def test_paged_cache_write(mode, dtype, D, is_int8):
+    tokens, pages = random(2, 3, H, D, dtype=dtype), random(P, H, PAGE, D, dtype=dtype)
+    if is_int8:
+        tokens[0, 0, 1, 3] = mx.inf
+        pages = mx.zeros((P, H, PAGE, D + 7), mx.int8)
+    slots = mx.array([[0, -1, 71], [72, 9, 40]], mx.int32)
+
+    def write(stream):
+        inside = tokens.swapaxes(1, 2)  # B×H×L×D
+        return (kernels.paged_cache_write(pages, inside, slots, stream=stream),)
+
+    [actual], [expected] = gpu_results(write, mode), write(mx.cpu)
+    assert mx.array_equal(actual, expected)
