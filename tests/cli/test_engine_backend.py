@@ -7,10 +7,15 @@ import pytest
 from tests.engine.hybrid import STATE_BYTES, write_hybrid
 from tiny_llm import LLM, UserError
 from tiny_llm.cli import chat, main
-from tiny_llm.cli.backends.backend import Backend, EngineBackend, open_backend
-from tiny_llm.cli.backends.checkpoint import open_checkpoint, open_llm
+from tiny_llm.cli.backends.local import (
+    Backend,
+    EngineBackend,
+    open_backend,
+    open_checkpoint,
+    open_llm,
+)
 from tiny_llm.engine.model_runner import ModelRunner
-from tiny_llm.models.model_size import size_of_tree
+from tiny_llm.models.memory import size_of_tree
 
 QUESTIONS = [
     "What is the capital of France?",

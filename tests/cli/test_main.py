@@ -14,7 +14,7 @@ from tests.cli.support import assert_rejected, run_command
 from tests.support import FLASH_FLAGS
 from tiny_llm import generate, kernels, models
 from tiny_llm.cli import main
-from tiny_llm.cli.backends import backend, checkpoint
+from tiny_llm.cli.backends import local
 from tiny_llm.cli.parsing.arguments import api_key
 from tiny_llm.errors import TaskNotImplemented, UserError
 from tiny_llm.generate.loops import PREFILL_STEP
@@ -83,9 +83,9 @@ def test_output_and_statistics(capsys, monkeypatch, flags):
 )
 def test_mlx_lm_models_are_loaded_only_when_needed(monkeypatch, solution, loader, expected):
     for name in ("load", "load_weights"):
-        monkeypatch.setattr(checkpoint, name, lambda *_, name=name, **options: (name, options))
+        monkeypatch.setattr(local, name, lambda *_, name=name, **options: (name, options))
     args = argparse.Namespace(solution=solution, loader=loader, load_format="auto")
-    assert checkpoint.load_for_solution(args, "demo") == expected
+    assert local.load_for_solution(args, "demo") == expected
 
 
 @pytest.mark.parametrize("solution", ["mine", "ref"])
@@ -97,15 +97,15 @@ def test_model_without_quantization_support_gets_dequantized_weights(capsys, mon
             )
         return mlx_model.model.embed_tokens.weight
 
-    monkeypatch.setattr(backend, "dispatch_model", build)
+    monkeypatch.setattr(local, "dispatch_model", build)
     mlx_model, tokenizer = models.load("demo")
-    model_checkpoint = checkpoint.Checkpoint("demo", mlx_model, tokenizer)
+    model_checkpoint = local.Checkpoint("demo", mlx_model, tokenizer)
     args = argparse.Namespace(solution=solution, loader="week2", enable_flash_attn=False)
     if solution == "ref":
         with pytest.raises(TaskNotImplemented):
-            backend.build_model(args, model_checkpoint)
+            local.build_model(args, model_checkpoint)
         return
-    assert backend.build_model(args, model_checkpoint).dtype == mx.bfloat16
+    assert local.build_model(args, model_checkpoint).dtype == mx.bfloat16
     err = capsys.readouterr().err
     assert err == "weights: dequantized (week 2, day 3, task 4: _weight is yours to write)\n"
 
@@ -169,7 +169,7 @@ def test_thinking(capsys):
 def test_model_without_thinking_ignores_the_flag(capsys, monkeypatch):
     loaded = models.load_weights("demo")
     monkeypatch.setattr(type(loaded[1]), "has_thinking", False)
-    monkeypatch.setattr(checkpoint, "load_weights", lambda *args, **options: loaded)
+    monkeypatch.setattr(local, "load_weights", lambda *args, **options: loaded)
     status, _, err = run(capsys, *FRANCE, "--enable-thinking", "--max-tokens", "2")
     assert status == 0
     assert "the model has no thinking mode: --enable-thinking is ignored" in err
@@ -192,9 +192,9 @@ def test_seed_makes_sampling_reproducible(capsys):
 
 def test_block_size_and_num_drafts_are_passed_to_the_engine(monkeypatch):
     llm_options = {}
-    monkeypatch.setattr(checkpoint, "LLM", lambda *args, **options: llm_options.update(options))
+    monkeypatch.setattr(local, "LLM", lambda *args, **options: llm_options.update(options))
     flags = ["--model", "demo", "--speculative", "ngram", "--num-drafts", "3", "--block-size", "8"]
-    backend.open_backend(main.make_parser("main").parse_args(flags))
+    local.open_backend(main.make_parser("main").parse_args(flags))
     assert (llm_options["block_size"], llm_options["num_drafts"]) == (8, 3)
     assert llm_options["max_num_batched_tokens"] == 1 + 3 + PREFILL_STEP
 
@@ -207,7 +207,7 @@ def test_flash_attention_is_passed_to_both_models(capsys, monkeypatch, flag, fla
         calls.append((name, week, options))
         return generate.dispatch_model(name, mlx_model, week)
 
-    monkeypatch.setattr(backend, "dispatch_model", dispatch)
+    monkeypatch.setattr(local, "dispatch_model", dispatch)
     loader = [] if flag else ["--loader", "week2"]  # either flag implies the Week 2 loader
     argv = [*flag, *loader, "--device", "cpu", "--draft-model", "demo-draft", "--max-tokens", "2"]
     status, _, _ = run(capsys, *FRANCE, *argv)

@@ -3,8 +3,14 @@
 import pytest
 
 from tiny_llm import LLM, SamplingParams, load
-from tiny_llm.demo import DRAFT_PATH, HYBRID_PATH, TARGET_PATH
-from tiny_llm.demo.prompts import BATCH_PROMPTS, INTRODUCTION_PROMPT, SHARED_PARAGRAPH
+from tiny_llm.demo import (
+    BATCH_PROMPTS,
+    DRAFT_PATH,
+    HYBRID_PATH,
+    INTRODUCTION_PROMPT,
+    SHARED_PARAGRAPH,
+    TARGET_PATH,
+)
 
 # Text that each output must contain, in the order of BATCH_PROMPTS and the introduction.
 QUESTIONS = [*BATCH_PROMPTS, INTRODUCTION_PROMPT]

@@ -24,7 +24,7 @@ from tests.models.support import (
 from tests.support import as_numpy
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.families import decoder
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
 
 Tensors = dict[str, mx.array]
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.support import assert_equal
-from tiny_llm.engine.spec_decode.ngram_proposer import (
+from tiny_llm.engine.spec_decode.draft_tokens import (
     ESTIMATE_WINDOW,
     FREE_TOKENS_PER_STEP,
     MAX_MATCH_LENGTH,
     NGRAM_LENGTHS,
     AcceptanceRates,
     NgramIndex,
+    accepted_tokens,
     break_even_probability,
 )
-from tiny_llm.engine.spec_decode.verification import accepted_tokens
 
 Target = Callable[[Sequence[int]], int]  # token ids so far -> next token id
 

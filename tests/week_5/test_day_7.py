@@ -10,8 +10,7 @@ pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
 from tests.support import assert_equal
 from tiny_llm.server.replicas import routing
-from tiny_llm.server.replicas.gateway import ReplicaLostError, ReplicaRequest
-from tiny_llm.server.replicas.pool import RoutedReplicaPool
+from tiny_llm.server.replicas.gateway import ReplicaLostError, ReplicaRequest, RoutedReplicaPool
 from tiny_llm.server.replicas.routing import (
     CHUNK_LENGTH,
     PrefixAwareRouter,

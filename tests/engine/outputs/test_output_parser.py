@@ -11,10 +11,9 @@ from tiny_llm.engine.outputs.output_parser import (
     TextDelta,
     without_reasoning,
 )
-from tiny_llm.engine.tool_calls.format import MalformedCallError
+from tiny_llm.engine.tool_calls.format import MalformedCallError, ToolCallDelta, ToolCallOptions
 from tiny_llm.engine.tool_calls.json_calls import HermesFormat
 from tiny_llm.engine.tool_calls.qwen3_coder import Qwen3CoderFormat
-from tiny_llm.engine.tool_calls.reader import ToolCallDelta, ToolCallOptions
 
 FULL = ToolCallOptions(HermesFormat())
 STREAM = ToolCallOptions(HermesFormat(), is_stream=True)
@@ -176,6 +175,7 @@ HARMONY = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>
         (None, "<think>\nHm.\n</think>\n\nYes."),
         ("{{ '<think>' }}", "Hm.\n</think>\n\nYes."),  # open in the prompt
         ("<|channel>thought", "<|channel>thought\nHm.<channel|>Yes."),
+        ("[THINK]", "[THINK]Hm.[/THINK]Yes."),
         ("<|channel|><|message|>", f"{HARMONY}Yes."),
         (None, "Yes.\n"),
     ],

@@ -27,7 +27,7 @@ from tiny_llm.models.checkpoint.layout import read_model_config, read_tensor_hea
 from tiny_llm.models.checkpoint.sharding import RankShard
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.families.registry import read_config
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
 
 NESTED = {
     "model_type": "qwen3_5",

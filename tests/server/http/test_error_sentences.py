@@ -141,7 +141,7 @@ SENTENCES = {
         ({"tool_choice": "required"}, "tools is empty."),
         ({"tools": [FUNCTION], "tool_choice": "always"}, "tool_choice must be 'auto'"),
         ({"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": "x"}}, "requires mode"),
-        ({"tools": [FUNCTION], "tool_choice": ALLOWED}, "subset of the request's tools."),
+        ({"tools": [FUNCTION], "tool_choice": ALLOWED}, "which is not in tools."),
         ({"tools": [{**FUNCTION, "name": ""}]}, "tools[0].name must have 1 or more characters"),
         (
             {"tools": [{**FUNCTION, "strict": "no"}]},

@@ -8,9 +8,8 @@ from tiny_llm.models.tokenizer.loader import open_tokenizer
 from tiny_llm.server.anthropic.messages_schema import MessagesRequest, MessagesTool
 from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
 from tiny_llm.server.openai.responses_schema import ResponsesRequest
-from tiny_llm.server.protocol.base_schema import warn_once
 from tiny_llm.server.protocol.prompts import PromptRenderer
-from tiny_llm.server.protocol.request_fields import thinking_budget
+from tiny_llm.server.protocol.request_fields import thinking_budget, warn_once
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
