@@ -154,6 +154,7 @@ def test_requests_are_counted_by_endpoint_method_and_status(server):
         ("/chat/completions", CHAT, "with /v1"),
         ("/messages", "/v1/messages", "with /v1"),
         ("/v1/tokenize", "/tokenize", "without /v1"),
+        ("/v1//chat/completions", CHAT, "without a slash"),
     ],
 )
 def test_hint_for_a_wrong_base_url(server, path, intended, advice):
