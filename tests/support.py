@@ -7,7 +7,6 @@ cancellation.
 
 import codecs
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -374,8 +373,13 @@ def resident_bytes_of(x: mx.array) -> int:
     return page * int((entries >> 63).sum())
 
 
-def resident_bytes_by_kind() -> dict[str, int]:
-    """Resident anonymous memory and mapped files of this process; Linux only."""
-    status = Path("/proc/self/status").read_text()
-    kinds = re.findall(r"Rss(Anon|File):\s*(\d+) kB", status)
-    return {kind: 1024 * int(kilobytes) for kind, kilobytes in kinds}
+def resident_bytes_of_file(file: Path) -> int:
+    """Resident memory of a file's mappings in this process; Linux only."""
+    is_mapping, total = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split(maxsplit=5)
+        if not name.endswith(":"):  # first line of a mapping: its addresses and its file
+            is_mapping = values[-1] == str(file)
+        elif is_mapping and name == "Rss:":
+            total += 1024 * int(values[0])
+    return total

@@ -26,6 +26,8 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0}
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
 YARN |= {"original_max_position_embeddings": 64}
+SCALED_QUERIES = {**YARN, "original_max_position_embeddings": 24, "llama_4_scaling_beta": 0.6}
+SCALED_QUERIES |= {"mscale": 1.0, "mscale_all_dim": 1.0, "max_position_embeddings": 256}
 MROPE = {**ROPE, "rope_theta": 5e5, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
 TIED = {"tie_word_embeddings": True}
 BIASES = {"attention_bias": True}
@@ -117,8 +119,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         {**heads(2, 1, 16), **experts(4, 1, 24, decoder_sparse_step=2)},
     ),
-    "mistral": ("Mistral", {**heads(8, 1, 34), "sliding_window": None}),
+    "mistral3": (
+        f"Mistral3{NESTED}",
+        {**heads(8, 1, 34), "model_type": "mistral", "sliding_window": None},
+    ),
     "mistral-window": ("Mistral", {**heads(10, 5, 8), "sliding_window": 19}),
+    "ministral3": (
+        f"Mistral3{NESTED}",
+        {**heads(6, 2, 14), "model_type": "ministral3", **TIED, **rope(SCALED_QUERIES)},
+    ),
+    "ministral3-window": (
+        "Ministral3",
+        {**heads(5, 5, 10), "sliding_window": 19, **rope(SCALED_QUERIES, mscale_all_dim=0.0)},
+    ),
     "qwen2-windows-in-last-layers": ("Qwen2", {**heads(10, 5), **windows(16, max_window_layers=1)}),
     "qwen3-windows-by-layer": (
         "Qwen3",

@@ -10,10 +10,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
+from tests.support import assert_same_bits
 from tiny_llm.engine.execution.paged_model import Span, ragged_batch
-from tiny_llm.models import ServingModel
 from tiny_llm.models.checkpoint.dummy import random_tensors
+from tiny_llm.models.checkpoint.weights import read_checkpoint
+from tiny_llm.models.families.decoder import Decoder
 
 # Small sizes that allow quantization in groups of 64; the vocabulary size is odd.
 SIZES: dict[str, Any] = {
@@ -37,11 +40,13 @@ def config(model_type: str, **fields: Any) -> dict[str, Any]:
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22}
 GRANITE |= {"attention_multiplier": 0.1, "logits_scaling": 3.0}
+SCALED_QUERIES = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0}
+SCALED_QUERIES |= {"original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.4}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": config("qwen3", head_dim=32),
     "qwen2": config("qwen2"),
     "llama": config("llama", attention_bias=True, mlp_bias=True),
-    "mistral": config("mistral", sliding_window=None),
+    "ministral3": config("ministral3", head_dim=32, rope_parameters=SCALED_QUERIES),
     "gemma3_text": config("gemma3_text", head_dim=32, sliding_window=24, sliding_window_pattern=2),
     "smollm3": config("smollm3", no_rope_layers=[1, 0]),
     "granite": config("granite", attention_bias=False, mlp_bias=False, **GRANITE),
@@ -121,11 +126,22 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: dict[str,
     return folder
 
 
+def arrays_of(folder: Path, config: Mapping[str, Any], **options: Any) -> dict[str, mx.array]:
+    """Arrays of a checkpoint, by path; `options` are those of `read_checkpoint`."""
+    return dict(tree_flatten(read_checkpoint(folder, config, **options)))
+
+
+def assert_same_arrays(actual: dict[str, mx.array], expected: dict[str, mx.array]) -> None:
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        assert_same_bits(actual[name], expected[name], name)
+
+
 PAGES_PER_SEQUENCE = 16
 
 
 def run_steps(
-    model: ServingModel,
+    model: Decoder,
     steps: Sequence[Mapping[int, range]],
     token: Callable[[int, int], int] = lambda position, sequence: 3 + position * 7 % 90,
 ) -> mx.array:
@@ -157,14 +173,14 @@ def run_steps(
     return mx.concatenate(logits)
 
 
-def sequence_logits(model: ServingModel, ids: Sequence[int], ends: Sequence[int] = ()) -> mx.array:
+def sequence_logits(model: Decoder, ids: Sequence[int], ends: Sequence[int] = ()) -> mx.array:
     """Logits of one sequence, tokens × vocabulary, in chunks ending at `ends`."""
     bounds = [0, *(ends or [len(ids)])]
     chunks = [{0: range(*pair)} for pair in itertools.pairwise(bounds)]
     return run_steps(model, chunks, lambda position, sequence: ids[position])
 
 
-def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+def greedy_tokens(model: Decoder, prompt: Sequence[int], num_tokens: int) -> list[int]:
     ids = list(prompt)
     storage = model.create_paged_storage(PAGES_PER_SEQUENCE, 2)
     page_ids = array("i", range(PAGES_PER_SEQUENCE))
@@ -179,7 +195,7 @@ def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -
     return ids[len(prompt) :]
 
 
-def run_sequence(model: ServingModel) -> mx.array:
+def run_sequence(model: Decoder) -> mx.array:
     """Runs one sequence in chunks of 1 to 40 tokens; recomputes three positions."""
     steps, position = [], 0
     for length in (5, 1, 1, 1, 2, 2, 2, 40, 1, 1, -3, 1, 1, 25, 1, 1, 1):
@@ -189,7 +205,7 @@ def run_sequence(model: ServingModel) -> mx.array:
     return run_steps(model, steps)
 
 
-def run_changing_batch(model: ServingModel) -> mx.array:
+def run_changing_batch(model: Decoder) -> mx.array:
     """Decodes two sequences in three slots; one finishes and another joins."""
     steps: list[dict[int, range]] = [{0: range(50)}, {2: range(60)}]
     steps += [{0: range(50 + i, 51 + i), 2: range(60 + i, 61 + i)} for i in range(10)]

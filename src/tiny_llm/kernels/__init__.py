@@ -122,13 +122,31 @@ def reserve_zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     return extension().reserve_zeros(shape, dtype)
 
 
-def map_file(x: mx.array, file: Path, begin: int) -> mx.array | None:
-    """Returns an array like the lazy `x` with a file's bytes as memory; None if not supported.
+class MappedRows:
+    """Rows of a matrix in a file that is mapped into memory.
 
-    Its pages are read when they are first accessed, and use no memory that the system cannot drop.
+    Rows are bytes until they are looked up: MLX's files do not align their arrays.
     """
-    mapped: mx.array | None = extension().map_file(x.shape, x.dtype, str(file), begin)
-    return mapped
+
+    def __init__(self, rows: mx.array, dtype: mx.Dtype):
+        self.rows, self.dtype = rows, dtype
+
+    def __deepcopy__(self, _: Any) -> "MappedRows":
+        return self  # copies of a model share its arrays
+
+    def __getitem__(self, ids: mx.array) -> mx.array:
+        return self.rows[ids].view(self.dtype)
+
+
+def map_file(x: mx.array, file: Path, begin: int) -> MappedRows | None:
+    """Maps the rows of the lazy matrix `x` from byte `begin` of a file; None if not supported.
+
+    Their pages are read when they are first accessed, and use no memory that the system cannot
+    drop.
+    """
+    *N, columns = x.shape
+    rows = extension().map_file((*N, columns * x.dtype.size), mx.uint8, str(file), begin)
+    return None if rows is None else MappedRows(rows, x.dtype)
 
 
 def release_rows(x: mx.array, rows: Sequence[int]) -> None:
@@ -144,6 +162,8 @@ def release_rows(x: mx.array, rows: Sequence[int]) -> None:
 def _operation(name: str) -> Callable[..., Any]:
     def operation(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> Any:
         chosen = _stream if stream is None else stream
+        if name == "paged_attention_varlen" and len(arguments) > 7 and arguments[7]:
+            arguments = (*arguments[:7], arguments[7] + 1, *arguments[8:])
         return getattr(extension(), name)(*arguments, **options, stream=chosen)
 
     operation.__name__ = operation.__qualname__ = name

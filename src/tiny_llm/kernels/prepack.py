@@ -172,10 +172,9 @@ class WeightLocations:
         for layer in filter(is_lookup_table, module.modules()):
             for name, array in list(layer.items()):
                 location = self.location_of(array) if isinstance(array, mx.array) else None
-                if location is None or location[1] % array.dtype.size != 0:
-                    continue
-                mapped = map_file(array, *location[:2])
-                setattr(layer, name, array if mapped is None else mapped)
+                mapped = None if location is None else map_file(array, *location[:2])
+                if mapped is not None:
+                    setattr(layer, name, mapped)
 
     def location_of(self, array: mx.array) -> tuple[Path, int, bool] | None:
         return _lookup(self._locations, array)
@@ -185,8 +184,8 @@ class PrepackedWeights:
     """Prepacks a model's layers into one allocation of huge pages.
 
     Only the extension can use prepacked layers. Layers that the kernels do not support stay
-    unchanged, and so do all layers on machines whose kernels read row-major weights. Lazy weights
-    with a known file location are read a few rows at a time.
+    unchanged, and so do all layers on machines whose kernels read row-major weights. To limit peak
+    memory, lazy weights with a known file location are read a few rows at a time.
     """
 
     def __init__(self, model: Any, weight_locations: WeightLocations | None = None):

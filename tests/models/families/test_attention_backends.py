@@ -20,7 +20,7 @@ from tiny_llm.models import ATTENTION_BACKENDS, serving_model
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.families import attention_backends
 
-WINDOW = {**FAMILIES["mistral"], "sliding_window": 9}
+WINDOW = {**FAMILIES["ministral3"], "sliding_window": 9}
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -5,10 +5,11 @@ from operator import attrgetter
 import pytest
 
 from tests.models.support import FAMILIES, GEMMA4, HYBRID, HYBRID_MIXTURE, MIXTURE, SIZES
-from tiny_llm.models.checkpoint.quantization import check_quantization
+from tiny_llm.models.checkpoint.tensor_shapes import check_quantization
 from tiny_llm.models.families.config import LocalRope, MoEConfig, SlidingWindow
 from tiny_llm.models.families.config_fields import METADATA, UNSUPPORTED
 from tiny_llm.models.families.registry import read_config
+from tiny_llm.models.families.rope import QueryScaling
 
 # The published config of Gemma 3 4B omits the fields that equal transformers' defaults.
 GEMMA3_TEXT = {
@@ -28,6 +29,7 @@ CONFIGS = {
     "hybrid_moe": HYBRID_MIXTURE,
     "nested": {**NESTED, "vision_config": {"depth": 2}, "image_token_id": 5},
     "gemma3": {"model_type": "gemma3", "mm_tokens_per_image": 256, "text_config": GEMMA3_TEXT},
+    "mistral3": {"model_type": "mistral3", "text_config": FAMILIES["ministral3"]},
     "gemma4": GEMMA4,
 }
 
@@ -89,7 +91,10 @@ PARSED = [
     ("qwen3_moe", {"mlp_only_layers": [0, 1]}, {"experts": MoEConfig(6, 2, 64, True, set())}),
     ("qwen3_moe", {"num_local_experts": 6}, {"experts.num_experts": 6}),
     ("hybrid", {}, {"rotary_dim": 8, "attn_output_gate": True, "num_kv_layers": 2}),
-    ("nested", {"hidden_size": 64}, {"model_type": "qwen3_5", "hidden_size": 128}),
+    ("nested", {"hidden_size": 64}, {"model_type": "qwen3_5_text", "hidden_size": 128}),
+    ("mistral3", {}, {"model_type": "ministral3", "query_scaling": QueryScaling(0.4, 32)}),
+    ("mistral3", {}, {**NO_WINDOW, "max_position_embeddings": 256, "ignored_fields": ()}),
+    ("mistral3", {"text_config": SIZES}, {"model_type": "mistral", "query_scaling": None}),
     ("hybrid", {"rope_parameters": MROPE}, {"rope_scaling": None}),
     ("hybrid", {"rope_parameters": {**ROPE, "partial_rotary_factor": 1}}, {"rotary_dim": None}),
     ("hybrid", {"rope_parameters": ..., "partial_rotary_factor": 0.5}, {"rotary_dim": 16}),
@@ -261,6 +266,7 @@ REFUSED = [
     ("hybrid_moe", {"shared_expert_intermediate_size": ...}, "no shared_expert_intermedia"),
     ("nested", {"text_config": 3}, "text_config 3, expected an object"),
     ("nested", {"text_config": OTHER_TEXT}, "model_type 'llama' in text_config"),
+    ("mistral3", {"text_config": HYBRID}, "'qwen3_5_text' in .*ed 'mistral' or 'ministral3'"),
     ("nested", {"text_config": {**HYBRID, "logit_scale": 2}}, "has logit_scale 2, which scales"),
     ("gemma4", {"use_bidirectional_attention": "all"}, "bidirectional_attention 'all', expected"),
     ("gemma4", {"num_kv_shared_layers": 5}, "num_kv_shared_layers 5, expected so few that each t"),

@@ -35,8 +35,7 @@ from tiny_llm.models.checkpoint.dummy import random_checkpoint, random_tensors
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.experts import GatheredExperts, GroupedExperts, SeparateExperts
-from tiny_llm.models.loading import load
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import load, serving_model
 
 QUANTIZED = {"bits": 4, "group_size": 64}
 WINDOW = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
@@ -99,7 +98,8 @@ def test_captured_steps_are_bitwise_equal_to_eager_steps(config, run, monkeypatc
         *(
             pytest.param(config, marks=pytest.mark.slow)
             for config in (
-                *(FAMILIES[name] for name in ("qwen3", "qwen2", "mistral", "smollm3", "granite")),
+                *(FAMILIES[name] for name in ("qwen3", "qwen2", "smollm3", "granite")),
+                FAMILIES["ministral3"],
                 *(MIXTURE, HYBRID, {**GEMMA4_MIXTURE, "top_k_experts": 6}),
             )
         ),
@@ -145,7 +145,7 @@ def test_decoder_layers_are_one_graph_node(config):
     [
         ("qwen2", {"bits": 6, "group_size": 64}),
         ("llama", QUANTIZED),
-        ("mistral", {"mode": "nvfp4"}),
+        ("ministral3", {"mode": "nvfp4"}),
         ("llama", None),
         ("qwen3_moe", QUANTIZED),
         ("gemma4", QUANTIZED),
@@ -248,7 +248,7 @@ def test_hugging_face_experts_are_stacked(tmp_path):
 
 
 def test_window_does_not_limit_a_request(demo):
-    pair = random_checkpoint({**FAMILIES["mistral"], "sliding_window": 48}), demo[1]
+    pair = random_checkpoint({**FAMILIES["ministral3"], "sliding_window": 48}), demo[1]
     llm = LLM(pair, block_size=16)
     assert llm.runner.target.model.max_seq_len == 256
     params = SamplingParams(max_tokens=1)

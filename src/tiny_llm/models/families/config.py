@@ -7,7 +7,7 @@ from ...errors import short_repr
 from ...kv_storage.int8_rows import KvCacheDtype, kv_row_width
 from ...kv_storage.paged_storage import LayerKv
 from .config_fields import Fields, invalid_field, positive_int
-from .rope import RopeScaling
+from .rope import QueryScaling, RopeScaling
 
 DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # values of `layer_types`
 MIN_CONV_KERNEL, MAX_CONV_KERNEL = 2, 8
@@ -112,6 +112,7 @@ class DecoderConfig:
     # Number of leading features per head that RoPE rotates; None for all.
     rotary_dim: int | None = None
     rope_scaling: RopeScaling | None = None
+    query_scaling: QueryScaling | None = None  # excludes `local_rope`
     local_rope: LocalRope | None = None
     embedding_scale: float = 1.0  # factor of embeddings, rounded to their dtype
     attention_scale: float | None = None  # factor of attention scores; None for 1/√head_dim
@@ -194,6 +195,14 @@ class DecoderConfig:
     def rope_of(self, layer: int) -> int:
         """Index of a layer's RoPE: 1 for `local_rope`, otherwise 0."""
         return int(self.local_rope is not None and layer in self.local_rope.layers)
+
+    def angles_of(self, layer: int) -> slice:
+        """A layer's cosines and sines among those of all RoPEs.
+
+        With `query_scaling`, the first RoPE is for keys and the second for queries.
+        """
+        first = 2 * self.rope_of(layer)
+        return slice(first, first + (2 if self.query_scaling is None else 4))
 
     def rope_head_dim(self, rope: int) -> int:
         """Head size of the layers with the RoPE of index `rope`."""

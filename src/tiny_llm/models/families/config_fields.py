@@ -17,10 +17,15 @@ Fields = Mapping[str, Any]
 MAX_INT32 = 2**31 - 1  # the kernels index arrays with int32
 MAX_NUMBER = 1e30  # leaves a margin below float32's maximum of 3e38
 
-# Families whose config nests the language model's fields in `text_config`, next to vision fields.
-NESTED_FAMILIES = (
+MULTIMODAL = (
     *("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma4", "gemma4_unified"),
 )
+# Families whose config nests the language model's fields in `text_config`, next to vision fields,
+# and the language models' families; the first is the default.
+NESTED_FAMILIES: Mapping[str, tuple[str, ...]] = {
+    **{name: (name, f"{name}_text") for name in MULTIMODAL},
+    "mistral3": ("mistral", "ministral3"),
+}
 
 # Fields that change the computation: (what they change, neutral values, names). Null is neutral.
 # Each element of a list must be neutral. Collected from the models of transformers and mlx_lm.
@@ -115,6 +120,7 @@ UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = (
 METADATA = (
     *("_*", "*_token_id", "*_token_index", "*dtype", "*dropout", "*_pdrop", "*version", "*name*"),
     *("vision_*", "unsloth_*", "mm_*", "mtp_*", "output_*", "quantization*", "architectures"),
+    *("*projector_*", "spatial_merge_size"),
     *("attn_implementation", "cache_implementation"),
     *(
         "initializer_range",
@@ -180,15 +186,16 @@ def text_fields(config: Fields) -> Fields:
     Raises:
         ValueError: `text_config` is not an object, or has another family.
     """
-    family, text = config.get("model_type"), config.get("text_config")
-    if family not in NESTED_FAMILIES or text is None:
+    text, families = config.get("text_config"), NESTED_FAMILIES.get(str(config.get("model_type")))
+    if families is None or text is None:
         return config
     if not isinstance(text, Mapping):
         raise invalid_field("text_config", text, "an object")
-    if text.get("model_type", family) not in (family, f"{family}_text"):
+    family = text.get("model_type", families[0])
+    if family not in families:
         raise ValueError(
-            f"config.json has model_type {short_repr(text['model_type'])} in text_config, expected "
-            f"'{family}_text'"
+            f"config.json has model_type {short_repr(family)} in text_config, expected "
+            f"{' or '.join(map(repr, families))}"
         )
     outer = {name: value for name, value in config.items() if name != "text_config"}
     inner = {name: value for name, value in text.items() if value is not None}

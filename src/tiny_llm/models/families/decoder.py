@@ -14,7 +14,7 @@ from ... import kernels
 from ...kernels.prepack import prepack_model
 from ...kv_storage import KvLayout, LayerKv, PagedStorage, RaggedBatch, StateStorage
 from ...kv_storage.int8_rows import KvCacheDtype
-from ...kv_storage.planned_layers import PlannedLayers
+from ...kv_storage.paged_storage import PlannedLayers
 from ...kv_storage.step_plan import LayerInputs
 from ...positional_encoding import RoPE
 from .attention_backends import COMPARISON_BACKENDS, OptionalArray
@@ -33,7 +33,7 @@ from .linear import (
     with_8_bit_activations,
 )
 from .registry import config_of
-from .rope import NO_ROTATION, ScaledRoPE
+from .rope import NO_ROTATION, QueryRoPE, ScaledRoPE
 
 
 def attend_paged(
@@ -103,7 +103,10 @@ class Attention:
         self._attend = COMPARISON_BACKENDS.get(backend, attend_paged)
 
     def __call__(self, x: mx.array, cos_sin: LayerInputs, cache: Any) -> mx.array:
-        """Attends from L new tokens to the cache and themselves: 1×L×E -> 1×L×E."""
+        """Attends from L new tokens to the cache and themselves: 1×L×E -> 1×L×E.
+
+        `cos_sin` has the cosines and sines of keys, then those of queries if they differ.
+        """
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         key = value = None
@@ -114,11 +117,11 @@ class Attention:
             if self.value_norm is not None:
                 value = kernels.rms_norm(value, self.value_norm, self.eps)
             value = value.swapaxes(1, 2)  # B×H×L×D
-            key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin)  # B×H×L×D
+            key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin[:2])  # B×H×L×D
         else:
             query = self.q_proj(x)
         query, gate = self._split_gate(query)  # B×L×H_q×D
-        query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *cos_sin)  # B×H_q×L×D
+        query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *cos_sin[-2:])  # B×H_q×L×D
         rest = cache, self.scale, self.window, self.sinks
         attended = self._attend(query, key, value, *rest).swapaxes(1, 2)  # B×L×H_q×D
         if gate is not None:
@@ -182,7 +185,7 @@ class DecoderBlock:
             self.per_layer = PerLayerUpdate(config, index, layer, dtype)
         self.scalar = float(layer.layer_scalar.item()) if config.layer_scalars else None
         self.eps, self.post_eps = config.residual_eps, config.rms_norm_eps
-        self.rope = config.rope_of(index)
+        self.angles = config.angles_of(index)
 
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: LayerInputs, cache: Any
@@ -240,7 +243,7 @@ class EagerLayers(PlannedLayers):
 
 
 class Decoder:
-    """`ServingModel` of any registered family, over paged KV storage.
+    """Model of any registered family, which runs ragged batches over paged KV storage.
 
     Args:
         mlx_model: checkpoint from `mlx_lm.load` or `load_weights`, repacked; its arrays are shared.
@@ -249,7 +252,7 @@ class Decoder:
         activation_bits: 16, or 8 to round the inputs of quantized layers to 8-bit integers.
 
     Attributes:
-        adapters: LoRA adapters used in the current step (`models/lora`).
+        adapters: LoRA adapters used in the current step (`models/lora_adapters.py`).
         supports_graph_capture: False for the "flash" and "reference" backends, and for experts that
             sync with the host.
 
@@ -297,7 +300,9 @@ class Decoder:
         rope = rope_dims, self.max_seq_len, config.rope_theta
         scaling, local = config.rope_scaling, config.local_rope
         self.ropes = [RoPE(*rope) if scaling is None else ScaledRoPE(*rope, scaling)]
-        if local is not None:
+        if config.query_scaling is not None:
+            self.ropes.append(QueryRoPE(self.ropes[0], config.query_scaling))
+        elif local is not None:
             self.ropes.append(
                 ScaledRoPE(*rope, NO_ROTATION)
                 if local.theta is None
@@ -324,18 +329,22 @@ class Decoder:
 
     @property
     def kv_bytes_per_token(self) -> int:
+        """KV cache bytes per token, over all layers."""
         return 2 * sum(layer.size for layer in self.kv_layers) * self.kv_element_bytes
 
     @property
     def kv_layers(self) -> list[LayerKv]:
+        """The layers that own keys and values; with tensor parallelism, this rank's rows."""
         return layers_kv(self.config, self.kv_cache_dtype)
 
     @property
     def kv_element_bytes(self) -> int:
+        """Bytes per element of the rows of `kv_layers`, times the number of ranks."""
         return self.kv_dtype.size
 
     @property
     def state_bytes(self) -> int:
+        """Bytes per recurrent-state slot, over all layers; 0 without recurrent state."""
         delta_net = self.config.delta_net
         if delta_net is None:
             return 0
@@ -344,6 +353,11 @@ class Decoder:
     def create_paged_storage(
         self, num_pages: int, num_state_slots: int = 0, layout: KvLayout | None = None
     ) -> PagedStorage:
+        """Creates KV pages and state slots, whose ids are the same in all layers.
+
+        Args:
+            layout: of `kv_layers`; one block table for all layers if None.
+        """
         config, states = self.config, None
         if config.delta_net is not None:
             shape = state_shape(config.delta_net, self.dtype)
@@ -358,6 +372,20 @@ class Decoder:
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
+        """Computes the logits of one step, len(rows)×vocab_size.
+
+        On a CPU, a token's logits are bit-identical whatever the rest of the batch. Precondition:
+        all positions are within the context length.
+
+        Args:
+            ids: T token ids in the order of `batch`.
+            rows: indices of the tokens whose logits are computed, from 0 to T − 1.
+            storage: from `create_paged_storage`. Evaluating `storage.arrays` writes the batch's
+                keys and values; unless `rows` is empty, evaluating the result does so, too.
+
+        Raises:
+            ValueError: the number of ids is not T.
+        """
         logits: mx.array = self.w_lm_head(self.ragged_features(ids, batch, rows, storage))
         if self.config.logits_scaling != 1:
             logits = logits / self.config.logits_scaling
@@ -411,7 +439,7 @@ class Decoder:
         per_layer_inputs = inputs[num_angles] if len(inputs) > num_angles else None
         update = None
         for layer, block, index in zip(self.layers, self.blocks, self._cache_indices, strict=True):
-            x, update = layer(x, update, inputs[2 * block.rope :][:2], caches[index])
+            x, update = layer(x, update, inputs[block.angles], caches[index])
             x, update = layer.finish(x, update, per_layer_inputs)
         return x, mx.zeros_like(x) if update is None else update
 

@@ -8,7 +8,7 @@ On a CPU, `repack` (`checkpoint/weights.py`) converts most other formats to one 
 during loading, unless scales or activations are float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from ... import kernels
 from ...embedding import Embedding
-from ...kernels.prepack import copy_tree, is_kernel_supported, row_major_layer
+from ...kernels.prepack import copy_tree, is_kernel_supported, is_lookup_table, row_major_layer
 from ...quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
 from .config import Activation
 
@@ -66,7 +66,7 @@ class MlxQuantizedWeights:
 
 
 Weight = QuantizedWeights | MlxQuantizedWeights | mx.array
-EmbeddingTable = QuantizedEmbedding | Embedding | MlxQuantizedWeights
+EmbeddingTable = Callable[[mx.array], mx.array]  # looks up rows
 
 ACTIVATION_BITS = (16, 8)  # 16: activations are not rounded
 GATES = ("gate", "shared_expert_gate", "proj")  # layer names in a mixture of experts
@@ -130,7 +130,10 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
         return replace(weights, activation_bits=getattr(layer, "activation_bits", 16))
     if "global_scale" in layer:
         raise ValueError("a layer has a global_scale, which tiny-llm does not support")
-    layer = row_major_layer(layer)
+    return _mlx_weights(row_major_layer(layer), dtype)
+
+
+def _mlx_weights(layer: Any, dtype: mx.Dtype) -> MlxQuantizedWeights:
     mode = getattr(layer, "mode", "affine")
     return MlxQuantizedWeights(
         layer.weight,
@@ -175,6 +178,10 @@ def with_8_bit_activations(mlx_model: Any, dtype: mx.Dtype) -> Any:
 def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> EmbeddingTable:
     if hasattr(layer, "lookup"):  # of a GGUF file
         return layer.lookup
+    if is_lookup_table(layer):
+        if not hasattr(layer, "scales"):
+            return lambda ids: layer.weight[ids].astype(dtype)
+        return _mlx_weights(layer, dtype)
     weight = weight_from(layer, dtype)
     if isinstance(weight, QuantizedWeights):
         return QuantizedEmbedding(*shape, weight)

@@ -31,7 +31,7 @@ from .config_fields import (
     text_fields,
 )
 from .gemma4 import ROPE_PARAMETERS, with_gemma4_fields
-from .rope import PROPORTIONAL, RopeFields, RopeScaling
+from .rope import PROPORTIONAL, QueryScaling, RopeFields, RopeScaling
 
 # Which layers have a sliding window, if the config has a window size. "always": all layers.
 # "switched": all layers, if `use_sliding_window` is on. "by_layer": the layers selected by
@@ -69,7 +69,7 @@ class Family:
     local_rope_theta: float | None = None
     # Fields in `UNSUPPORTED` that the family implements.
     supported_fields: tuple[str, ...] = ()
-    # Default values of fields.
+    # Values of config fields that checkpoints may omit.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # Whether the last layer attends to all keys, regardless of the config.
     last_is_full: bool = False
@@ -123,6 +123,13 @@ GRANITE = Family(
         *("attention_multiplier", "embedding_multiplier", "residual_multiplier"),
         "logits_scaling",
     ),
+)
+# The language models of multimodal Mistral 3 (`mistral3`), which run alone.
+MISTRAL = Family(window="always")
+MINISTRAL3 = replace(
+    MISTRAL,
+    supported_fields=("llama_4_scaling_beta",),
+    defaults={"head_dim": 128, "num_key_value_heads": 8, "sliding_window": None},
 )
 PHI3 = Family(
     window="always",
@@ -194,7 +201,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_vl_moe_text": QWEN3_VL_MOE,
     "qwen2": Family(bias="qkv", window="by_layer"),
     "llama": Family(bias="switched", mlp_bias=True),
-    "mistral": Family(window="always"),
+    "mistral": MISTRAL,
+    "mistral3": MISTRAL,
+    "ministral3": MINISTRAL3,
     "qwen3_5": HYBRID,
     "qwen3_5_text": HYBRID,
     "qwen3_5_moe": HYBRID_MOE,
@@ -270,7 +279,9 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         raise invalid_field("partial_rotary_factor", rope.partial_rotary_factor, "1 in this family")
     context = positive_int(fields, "max_position_embeddings")
     rope_fields = ReadFields(rope.scaling)
+    reject_unsupported(rope_fields, family.supported_fields)
     scaling = RopeScaling.from_fields(rope_fields, context, rope.partial_rotary_factor)
+    query_scaling = QueryScaling.from_fields(rope_fields, context)
     if scaling is not None and rope.local_theta is None:  # Gemma's context is already scaled
         context = scaling.scaled_context(context)
     if mtp:
@@ -292,6 +303,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         rope_theta=rope.theta,
         rotary_dim=None if is_proportional else rope.rotary_dim(D),
         rope_scaling=scaling,
+        query_scaling=query_scaling,
         local_rope=_local_rope(fields, family, rope.local_theta, window, num_layers),
         embedding_scale=E**0.5
         if family.scales_embeddings

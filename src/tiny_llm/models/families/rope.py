@@ -27,7 +27,6 @@ from .config_fields import (
     invalid_field,
     positive_float,
     positive_int,
-    reject_unsupported,
 )
 
 PROPORTIONAL = "proportional"
@@ -35,7 +34,10 @@ ROPE_TYPES = ("default", "mrope", "linear", "llama3", "yarn", PROPORTIONAL)
 
 # Fields that `RopeScaling` does not read. Sections of multimodal RoPE are ignored, because a text
 # token has the same position in every section.
-OTHER_FIELDS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+OTHER_FIELDS = (
+    *("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"),
+    "max_position_embeddings",
+)
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,12 @@ class RopeScaling:
         `partial` is the `partial_rotary_factor`.
         """
         # Old configs use `type`, newer ones `rope_type`.
-        rope_type = fields.get("rope_type") or fields.get("type") or "default"
+        new, old = fields.get("rope_type"), fields.get("type")
+        rope_type = new or old or "default"
         if fields.get("long_factor") is not None:  # Phi-3's early configs have "su" or "yarn"
             rope_type = "longrope"
         if rope_type not in ROPE_TYPES:
             raise invalid_field("rope_scaling type", rope_type, f"one of {', '.join(ROPE_TYPES)}")
-        reject_unsupported(fields)
         if rope_type in ("default", "mrope"):
             return None
         if rope_type == PROPORTIONAL:
@@ -217,6 +219,39 @@ class ScaledRoPE(RoPE):
             return cos, sin
         factor = self.scaling.attention_factor
         return cos * factor, sin * factor
+
+
+@dataclass(frozen=True)
+class QueryScaling:
+    """Scale of a query by its position, for contexts beyond training, as in Llama 4.
+
+    The query at position p is multiplied by 1 + beta · log(1 + ⌊p / original_context⌋).
+    """
+
+    beta: float
+    original_context: int  # context length in training
+
+    @classmethod
+    def from_fields(cls, fields: Fields, context: int) -> "QueryScaling | None":
+        if not fields.get("llama_4_scaling_beta"):
+            return None
+        original = positive_int(fields, "original_max_position_embeddings", context)
+        return cls(positive_float(fields, "llama_4_scaling_beta"), original)
+
+
+class QueryRoPE(RoPE):
+    """A RoPE's rotation for queries, which also scales them."""
+
+    def __init__(self, rope: RoPE, scaling: QueryScaling):
+        super().__init__(rope.dims, rope.seq_len, rope.base)
+        self.rope, self.scaling = rope, scaling
+
+    def cos_sin_at(self, positions: mx.array) -> tuple[mx.array, mx.array]:
+        """See `RoPE`. Cosines and sines include the queries' scale."""
+        cos, sin = self.rope.cos_sin_at(positions)
+        repeats = (positions // self.scaling.original_context).astype(mx.float32)
+        scale = 1 + self.scaling.beta * mx.log1p(repeats)[..., None]
+        return cos * scale, sin * scale
 
 
 def _yarn_attention_factor(fields: Mapping[str, Any], factor: float) -> float:

@@ -19,12 +19,14 @@ from ..families.config_fields import invalid_field
 # (start, end) tags of reasoning. Gemma 4's start tag is a special token and a label.
 DEFAULT_TAGS = ("<think>", "</think>")
 GEMMA4_TAGS = ("<|channel>thought", "<channel|>")
+MISTRAL_TAGS = ("[THINK]", "[/THINK]")
 
 
 def think_tags(tokenizer: Any) -> tuple[str, str]:
     """Tags in the tokenizer's chat template, `<think>` and `</think>` by default."""
     template = str(getattr(tokenizer, "chat_template", None))
-    return GEMMA4_TAGS if GEMMA4_TAGS[0] in template else DEFAULT_TAGS
+    known = (tags for tags in (GEMMA4_TAGS, MISTRAL_TAGS) if tags[0] in template)
+    return next(known, DEFAULT_TAGS)
 
 
 def opens_reasoning(prompt: str, tags: tuple[str, str]) -> bool:
