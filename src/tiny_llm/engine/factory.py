@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import mlx.core as mx
+
 from ..errors import UserError, short_repr
 from ..kv_storage.disk.store import HEADER_BYTES, PageStore
 from ..models import check_has_mtp, load_weights, mtp_model, serving_model
@@ -191,9 +193,9 @@ def _page_seconds(models: Sequence[PagedModel], config: SchedulerConfig) -> floa
     span = Span([0] * num_tokens, 0, array("i", range(num_blocks * config.block_pages)))
     seconds = 0.0
     for model in models:
-        model.logits([span], [0])  # warm-up
+        mx.eval(model.logits([span], [0]))  # warm-up
         started = time.perf_counter()
-        model.logits([span], [0])
+        mx.eval(model.logits([span], [0]))
         seconds += time.perf_counter() - started
     return seconds / num_tokens * config.page_size
 

@@ -71,7 +71,7 @@ class AsyncScheduling:
                 spans.append(Span([0], position, request.page_ids, adapter=request.adapter))
         if spans:
             rows = list(range(len(spans)))
-            self._logits = self._model.logits_async(tokens[mx.array(indices)], spans, rows)
+            self._logits = self._model.logits(spans, rows, tokens[mx.array(indices)])
 
     def take_logits(self, chunks: Sequence[Chunk]) -> mx.array | None:
         """Returns the step's logits, a row per chunk; None unless all were predicted."""

@@ -119,14 +119,19 @@ class PagedModel:
     def release_scratch(self) -> None:
         """Frees scratch memory; a no-op in a single process, which will reuse it."""
 
-    def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """Computes logits, len(rows)×V; writes keys and values into the pages.
+    def logits(
+        self, spans: Sequence[Span], rows: Sequence[int], ids: mx.array | None = None
+    ) -> mx.array:
+        """Computes logits, len(rows)×V, asynchronously; writes keys and values into the pages.
 
         Args:
             spans: T tokens in total.
             rows: indices, among the T tokens, of those whose logits are returned.
+            ids: T, replaces the spans' tokens, possibly not evaluated yet.
         """
-        return self._evaluate(lambda: self._graph(self._ids(spans), spans, rows))
+        ids = self._ids(spans) if ids is None else ids
+        batch = ragged_batch(spans, self.layout, self.model.state_bytes > 0)
+        return self._evaluate(lambda: self.model.ragged_logits(ids, batch, rows, self._storage))
 
     def features(
         self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
@@ -146,12 +151,6 @@ class PagedModel:
     def lm_head(self, features: mx.array) -> mx.array:
         """Computes logits N×V from N hidden states, N×E."""
         return self._evaluate(lambda: self.model.w_lm_head(features))
-
-    def logits_async(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """Like `logits`, but asynchronous; `ids` (T) replaces the spans' tokens."""
-        logits = self._graph(ids, spans, rows)
-        mx.async_eval(logits, self._storage.arrays)
-        return logits
 
     def complete_writes(self) -> None:
         """Evaluates the writes of an interrupted step; the rows have no owner."""
@@ -183,10 +182,6 @@ class PagedModel:
         evaluate(result, self._storage.arrays)
         self.seconds += time.perf_counter() - started
         return result
-
-    def _graph(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        batch = ragged_batch(spans, self.layout, self.model.state_bytes > 0)
-        return self.model.ragged_logits(ids, batch, rows, self._storage)
 
 
 def _row_bytes(x: mx.array) -> int:
