@@ -15,14 +15,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from tiny_llm.models.checkpoint.quantization import Quantization
-from tiny_llm.models.checkpoint.tensor_shapes import matrix_shapes
+from tiny_llm.models.checkpoint.tensor_shapes import Quantization, matrix_shapes
 from tiny_llm.models.families.config import DecoderConfig
 from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.experts import SparseMoE
 from tiny_llm.models.families.gated_delta_net import state_shape
 from tiny_llm.models.families.registry import config_of, read_config
-from tiny_llm.models.gguf.model_files import read_model_config, weight_bytes
+from tiny_llm.models.hub import read_model_config, weight_bytes
 
 KV_BYTES = 2  # bytes per cached element in bfloat16 or float16
 

@@ -35,7 +35,7 @@ from tiny_llm.cli.batching.open_loop import TimestampTokenizer
 from tiny_llm.engine import model_runner
 from tiny_llm.engine.execution.sampler import SamplerOutput, SamplingRow
 from tiny_llm.engine.scheduling.request import Logprobs
-from tiny_llm.engine.spec_decode.ngram_proposer import MAX_NGRAM_DRAFT_TOKENS, NgramProposer
+from tiny_llm.engine.spec_decode.draft_tokens import MAX_NGRAM_DRAFT_TOKENS, NgramProposer
 from tiny_llm.models import find_model
 
 TARGETS = {"quote": 1.8, "edit": None, "new file": 0.97}  # target speedup by kind of answer

@@ -24,8 +24,8 @@ from tiny_llm import UserError
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
 from tiny_llm.models import serving_model
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
-from tiny_llm.models.checkpoint.quantization import MODES
 from tiny_llm.models.checkpoint.safe_io import read_json
+from tiny_llm.models.checkpoint.tensor_shapes import MODES
 from tiny_llm.models.loading import evaluate
 
 from .command import benchmark_parser, print_json, run_command

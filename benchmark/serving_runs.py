@@ -17,7 +17,7 @@ from tiny_llm.cli.batching.open_loop import (
     latencies,
     synthetic_workload,
 )
-from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.demo import BATCH_PROMPTS
 from tiny_llm.engine.scheduling.request import SchedulerOutput
 from tiny_llm.models.families.registry import config_of
 

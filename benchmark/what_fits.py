@@ -14,7 +14,7 @@ from tiny_llm.cli.memory_table import MemoryEstimate, format_bytes
 from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.kv_storage.int8_rows import KV_CACHE_DTYPES
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
-from tiny_llm.models.model_size import ModelSize, size_of_tree
+from tiny_llm.models.memory import ModelSize, size_of_tree
 
 MEMORIES = (2, 4, 8, 16, 32)  # GB
 QUANTIZATION = {"bits": 4, "group_size": 64}

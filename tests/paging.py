@@ -1,12 +1,13 @@
 """Helpers for paged cache tests: page construction and invariant checks."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
 
 from tests.support import assert_same_bits, random
-from tiny_llm import TinyKvPagedCache, TinyKvPagedPool
+from tiny_llm import TinyKvPagedCache, TinyKvPagedPool, kernels
 
 
 def sequences(
@@ -47,6 +48,48 @@ def padded(table: Sequence[Sequence[int]], extra: int = 0) -> mx.array:
     """Block table with rows padded to equal length by −1."""
     width = max(map(len, table), default=0) + extra
     return mx.array([[*row, *[-1] * (width - len(row))] for row in table], dtype=mx.int32)
+
+
+def write_int8(tokens: mx.array, page_size: int, padding: int = 0, fill: int = 99) -> mx.array:
+    """Quantizes S×H×D tokens to P×H×page_size×(D + 4) pages: int8, 4-byte scale, padding."""
+    S, H, D = tokens.shape
+    pages = mx.full((-(-S // page_size), H, page_size, D + 4 + padding), fill, dtype=mx.int8)
+    return kernels.paged_cache_write(pages, tokens, mx.arange(S, dtype=mx.int32))
+
+
+def int8_pages(
+    lengths: Sequence[int], page_size: int, H: int = 2, D: int = 40, dtype: mx.Dtype = mx.float32
+) -> tuple[mx.array, mx.array, list[list[int]]]:
+    """Like `cut_into_pages`, 8-bit pages of random sequences with varied magnitudes."""
+    ends = np.cumsum([0, *(-(-S // page_size) for S in lengths)]).tolist()
+    pools = []
+    for _ in range(2):
+        tokens = [random(S, H, D) * mx.exp(2 * random(S, H, 1)) for S in lengths]
+        pools.append(mx.concatenate([write_int8(x.astype(dtype), page_size) for x in tokens]))
+    return *pools, [list(range(*bounds)) for bounds in pairwise(ends)]
+
+
+def free_pages_before_window(
+    arrays: tuple[mx.array, mx.array],
+    table: Sequence[Sequence[int]],
+    query_lens: Sequence[int],
+    lengths: Sequence[int],
+    page_size: int,
+    window: int,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Frees pages before each sequence's first window; returns (key pages, value pages, table).
+
+    Freed float pages are filled with NaN, and their block table entries are invalid ids.
+    """
+    keys, values = (np.array(x.astype(mx.float32)) for x in arrays)
+    rows = [list(row) for row in table]
+    for row, L, S in zip(rows, query_lens, lengths, strict=True):
+        for index in range(max(0, S - L + 1 - window) // page_size):
+            if arrays[0].dtype != mx.int8:
+                keys[row[index]] = values[row[index]] = np.nan
+            row[index] = (-1, 999, -(2**31))[index % 3]
+    dtype = arrays[0].dtype
+    return mx.array(keys).astype(dtype), mx.array(values).astype(dtype), padded(rows, extra=1)
 
 
 class ShadowedCache:

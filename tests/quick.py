@@ -32,7 +32,6 @@ LONGEST_FIRST = (
     "tests/engine",
     "tests/week_3/test_day_5.py",
     "tests/week_2",
-    "tests/models/test_demo.py",
     "tests/ops",
     "tests/cli",
     "tests/metal_emulator",

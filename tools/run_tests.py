@@ -4,7 +4,7 @@
     pdm run test --all                      all tests
     pdm run test --week 1 --day 3           one day
     pdm run test --week 1 --day 3 -- -k task_2
-    pdm run test tests/ops/test_matmul.py   one file
+    pdm run test tests/ops/test_values.py   one file
 
 Quick tests are those not marked `slow` (each of the course's days and wrong solutions, comparisons
 with `transformers`), `thorough` (more parameter combinations) or `other_isa` (instruction sets

@@ -17,8 +17,7 @@ import mlx.core as mx
 
 from benchmark.model_costs import ModelCosts
 from benchmark.model_driver import CachedModel
-from tiny_llm.cli.backends.backend import build_model
-from tiny_llm.cli.backends.checkpoint import Checkpoint, load_for_solution
+from tiny_llm.cli.backends.local import Checkpoint, build_model, load_for_solution
 from tiny_llm.cli.main import make_parser
 from tiny_llm.errors import TaskNotImplemented
 from tiny_llm.generate import decode_by_recomputing

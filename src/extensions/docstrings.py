@@ -32,7 +32,7 @@ def contracts(header: Path) -> dict[str, str]:
 
 
 def main(out: Path, headers: list[Path]) -> None:
-    """Writes the contracts of `headers` to `out`, a C++ header of string constants."""
+    """Writes the doc comments of `headers` to `out`, a C++ header of string constants."""
     constants = [
         f'constexpr const char* {name} = R"doc({text})doc";'
         for header in headers

@@ -72,7 +72,7 @@ def validate_bool(name: str, value: Any) -> None:
 
 
 def is_token_id(token: Any) -> bool:
-    """Whether a value is a non-negative integer, e.g. an int or a NumPy scalar."""
+    """Whether a value is an integer ≥ 0: an int or a NumPy integer, but no bool."""
     return isinstance(token, Integral) and not isinstance(token, bool) and int(token) >= 0
 
 

@@ -88,15 +88,18 @@ def test_tokens_a_peer_never_chooses_are_excluded(checkpoint):
     assert not reference.agreement(prompt, reply, TIE_TOLERANCES[True]).all_agree
 
 
+@pytest.fixture(params=WORKERS)
+def system(request) -> str:
+    """Name of another system, which is installed."""
+    modules = MODULES[request.param]
+    if subprocess.run([PYTHON, "-c", f"import {modules}"], capture_output=True).returncode:
+        pytest.skip(f"{PYTHON} lacks {modules}; set TINY_LLM_PEERS_PYTHON to another interpreter")
+    return request.param
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", TIE_TOLERANCES)
-@pytest.mark.parametrize("system", WORKERS)
 def test_peer_predicts_our_tokens(checkpoint, tmp_path, system, exact):
-    probe = subprocess.run([PYTHON, "-c", f"import {MODULES[system]}"], capture_output=True)
-    if probe.returncode:
-        pytest.skip(
-            f"{PYTHON} lacks {MODULES[system]}; set TINY_LLM_PEERS_PYTHON to another interpreter"
-        )
     actual = check_peers.check(system, PYTHON, exact, tmp_path, checkpoint)
     assert actual.tokens == len(check_peers.PROMPT_LENGTHS) * NEW_TOKENS
     assert actual.all_agree, str(actual)
@@ -105,13 +108,7 @@ def test_peer_predicts_our_tokens(checkpoint, tmp_path, system, exact):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("system", WORKERS)
 def test_worker_reports_timings(checkpoint, tmp_path, system):
-    probe = subprocess.run([PYTHON, "-c", f"import {MODULES[system]}"], capture_output=True)
-    if probe.returncode:
-        pytest.skip(
-            f"{PYTHON} lacks {MODULES[system]}; set TINY_LLM_PEERS_PYTHON to another interpreter"
-        )
     check_peers.export_once(PYTHON, WORKERS[system], checkpoint, tmp_path / "model")
     worker = check_peers.WorkerProcess(PYTHON, WORKERS[system], [str(tmp_path / "model")])
     try:

@@ -19,20 +19,21 @@ from tests.support import FLASH_FLAGS, ByteTokenizer, assert_equal, tiny_model
 from tiny_llm import Qwen3ModelWeek2, Qwen3ModelWeek3, make_sampler, simple_generate_with_kv_cache
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.cli import batch
-from tiny_llm.cli.backends import backend
-from tiny_llm.cli.backends.checkpoint import Checkpoint
-from tiny_llm.cli.batching.engine_run import (
+from tiny_llm.cli.backends import local
+from tiny_llm.cli.backends.local import Checkpoint
+from tiny_llm.cli.batching.runs import (
     BatchProgress,
+    CourseBatchRun,
     EngineBatchRun,
     EngineState,
+    MlxBatchRun,
     RequestProgress,
 )
-from tiny_llm.cli.batching.runs import CourseBatchRun, MlxBatchRun
 from tiny_llm.cli.batching.view import PlainLines, batch_table, speed_line
-from tiny_llm.demo.prompts import BATCH_PROMPTS
-from tiny_llm.engine.scheduling.events import PageCounts
-from tiny_llm.models.model_size import size_of_tree
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.demo import BATCH_PROMPTS
+from tiny_llm.engine.scheduling.page_manager import PageCounts
+from tiny_llm.models.loading import serving_model
+from tiny_llm.models.memory import size_of_tree
 
 DEMO = ["--model", "demo"]
 STATISTICS = re.compile(
@@ -102,7 +103,7 @@ def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash
         calls.append((week, options))
         return Qwen3ModelWeek2(mlx_model)
 
-    monkeypatch.setattr(backend, "dispatch_model", dispatch)
+    monkeypatch.setattr(local, "dispatch_model", dispatch)
     argv = [*flag, "--loader", "week2", "--device", "cpu", "--max-tokens", "1"]
     assert run(capsys, *argv)[0] == 0
     assert calls == [(2, {"enable_flash_attn": flash})]

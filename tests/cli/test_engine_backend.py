@@ -7,10 +7,15 @@ import pytest
 from tests.engine.hybrid import STATE_BYTES, write_hybrid
 from tiny_llm import LLM, UserError
 from tiny_llm.cli import chat, main
-from tiny_llm.cli.backends.backend import Backend, EngineBackend, open_backend
-from tiny_llm.cli.backends.checkpoint import open_checkpoint, open_llm
+from tiny_llm.cli.backends.local import (
+    Backend,
+    EngineBackend,
+    open_backend,
+    open_checkpoint,
+    open_llm,
+)
 from tiny_llm.engine.model_runner import ModelRunner
-from tiny_llm.models.model_size import size_of_tree
+from tiny_llm.models.memory import size_of_tree
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -45,6 +50,13 @@ def engine_outputs(monkeypatch) -> list:
     return outputs
 
 
+@pytest.fixture(scope="module")
+def week_2_outputs():
+    backend = open_backend(parse("--max-tokens", "60", "--loader", "week2"))
+    assert not isinstance(backend, EngineBackend)
+    return [run_question(backend, question) for question in QUESTIONS]
+
+
 @pytest.mark.parametrize(
     "extra_flags",
     [
@@ -55,12 +67,10 @@ def engine_outputs(monkeypatch) -> list:
     ],
     ids=["default", "draft model", "ngram", "flash"],
 )
-def test_greedy_tokens_match_the_week_2_loop(engine_outputs, extra_flags):
+def test_greedy_tokens_match_the_week_2_loop(week_2_outputs, engine_outputs, extra_flags):
     engine = open_backend(parse("--max-tokens", "60", *extra_flags))
-    week2 = open_backend(parse("--max-tokens", "60", "--loader", "week2"))
-    outputs = [run_question(engine, question) for question in QUESTIONS]
-    assert outputs == [run_question(week2, question) for question in QUESTIONS]
-    assert len(engine_outputs) == len(QUESTIONS), "the Week 2 loop must not use the engine"
+    assert [run_question(engine, question) for question in QUESTIONS] == week_2_outputs
+    assert len(engine_outputs) == len(QUESTIONS)
 
 
 def test_speculative_decoding_streams_one_response_per_token():

@@ -1,17 +1,13 @@
-"""Error messages for invalid UTF-8, invalid thread counts and full disks."""
+"""Error messages for invalid UTF-8 and invalid thread counts."""
 
 import io
-import json
 import os
-import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tiny_llm.cli.parsing.command import read_prompt, validate_utf8
-from tiny_llm.engine.scheduling.events import Recorder
 from tiny_llm.errors import UserError
 
 
@@ -40,22 +36,3 @@ def test_invalid_thread_count_is_not_reported_as_a_model_error():
     assert done.stderr.splitlines()[-1].endswith(
         'main: TINY_LLM_NUM_THREADS must be a whole number from 1 to 1024, got "many".'
     )
-
-
-def test_full_disk_leaves_no_recording(tmp_path):
-    recorder, file = Recorder({"text": "x" * 100_000}), tmp_path / "run.json"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # simulates a full disk
-    try:
-        with pytest.raises(OSError, match="too large"):
-            recorder.write(file)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(tmp_path.iterdir()) == []
-    recorder.write(file)
-    assert json.loads(file.read_text())["engine"] == {"text": "x" * 100_000}
-
-
-def test_recording_to_a_device_file_is_rejected():
-    with pytest.raises(OSError, match="not a regular file"):
-        Recorder({}).write(Path("/dev/null"))

@@ -1,4 +1,4 @@
-"""`main` and `chat`: standard output, standard error, exit status."""
+"""`main`: standard output, standard error, exit status."""
 
 import argparse
 import io
@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import mlx.core as mx
 import pytest
@@ -14,8 +13,8 @@ import pytest
 from tests.cli.support import assert_rejected, run_command
 from tests.support import FLASH_FLAGS
 from tiny_llm import generate, kernels, models
-from tiny_llm.cli import chat, main
-from tiny_llm.cli.backends import backend, checkpoint
+from tiny_llm.cli import main
+from tiny_llm.cli.backends import local
 from tiny_llm.cli.parsing.arguments import api_key
 from tiny_llm.errors import TaskNotImplemented, UserError
 from tiny_llm.generate.loops import PREFILL_STEP
@@ -27,9 +26,9 @@ STATISTICS = re.compile(
 FRANCE = ["--model", "demo", "--prompt", "What is the capital of France?"]
 
 
-def run(capsys, command, *argv: str) -> tuple[int, str, str]:
+def run(capsys, *argv: str) -> tuple[int, str, str]:
     limit = [] if "--max-tokens" in argv else ["--max-tokens", "80"]
-    return run_command(capsys, command, *argv, *limit)
+    return run_command(capsys, main, *argv, *limit)
 
 
 def answer(out: str) -> tuple[str, str]:
@@ -54,7 +53,7 @@ def answer(out: str) -> tuple[str, str]:
     ids=" ".join,
 )
 def test_output_and_statistics(capsys, monkeypatch, flags):
-    status, out, err = run(capsys, main, *FRANCE, *flags)
+    status, out, err = run(capsys, *FRANCE, *flags)
     assert status == 0
     text, statistics = answer(out)
     assert text == "The capital of France is Paris."
@@ -67,7 +66,7 @@ def test_output_and_statistics(capsys, monkeypatch, flags):
         assert int(accepted[1]) > 0
     monkeypatch.setattr(sys, "stdin", io.StringIO(FRANCE[-1]))
     argv = ["--model", "demo", "--prompt", "-", *flags, "--max-tokens", "3"]
-    _, statistics = answer(run(capsys, main, *argv)[1])
+    _, statistics = answer(run(capsys, *argv)[1])
     assert STATISTICS.search(statistics)[1] == "3"
 
 
@@ -84,9 +83,9 @@ def test_output_and_statistics(capsys, monkeypatch, flags):
 )
 def test_mlx_lm_models_are_loaded_only_when_needed(monkeypatch, solution, loader, expected):
     for name in ("load", "load_weights"):
-        monkeypatch.setattr(checkpoint, name, lambda *_, name=name, **options: (name, options))
+        monkeypatch.setattr(local, name, lambda *_, name=name, **options: (name, options))
     args = argparse.Namespace(solution=solution, loader=loader, load_format="auto")
-    assert checkpoint.load_for_solution(args, "demo") == expected
+    assert local.load_for_solution(args, "demo") == expected
 
 
 @pytest.mark.parametrize("solution", ["mine", "ref"])
@@ -98,15 +97,15 @@ def test_model_without_quantization_support_gets_dequantized_weights(capsys, mon
             )
         return mlx_model.model.embed_tokens.weight
 
-    monkeypatch.setattr(backend, "dispatch_model", build)
+    monkeypatch.setattr(local, "dispatch_model", build)
     mlx_model, tokenizer = models.load("demo")
-    model_checkpoint = checkpoint.Checkpoint("demo", mlx_model, tokenizer)
+    model_checkpoint = local.Checkpoint("demo", mlx_model, tokenizer)
     args = argparse.Namespace(solution=solution, loader="week2", enable_flash_attn=False)
     if solution == "ref":
         with pytest.raises(TaskNotImplemented):
-            backend.build_model(args, model_checkpoint)
+            local.build_model(args, model_checkpoint)
         return
-    assert backend.build_model(args, model_checkpoint).dtype == mx.bfloat16
+    assert local.build_model(args, model_checkpoint).dtype == mx.bfloat16
     err = capsys.readouterr().err
     assert err == "weights: dequantized (week 2, day 3, task 4: _weight is yours to write)\n"
 
@@ -124,18 +123,18 @@ def test_prefix_cache_dir(capsys, tmp_path):
 
 
 def test_default_model_is_named_with_the_reason(capsys):
-    _, _, err = run(capsys, main, "--prompt", "Hello!", "--max-tokens", "1")
+    _, _, err = run(capsys, "--prompt", "Hello!", "--max-tokens", "1")
     assert err.startswith("model: demo (it ships with tiny-llm, and qwen3-0.6b is not in")
 
 
 @pytest.mark.slow
 def test_missing_extension_falls_back_to_week_1_with_a_notice(capsys, monkeypatch):
     monkeypatch.setattr(kernels, "is_built", lambda: False)
-    status, out, err = run(capsys, main, *FRANCE)
+    status, out, err = run(capsys, *FRANCE)
     assert status == 0
     assert "Paris" in out
     assert err.startswith("loader: week1 (the C++ extension is not built; `pdm run build-ext`")
-    _, _, explicit_err = run(capsys, main, *FRANCE, "--loader", "week1", "--max-tokens", "1")
+    _, _, explicit_err = run(capsys, *FRANCE, "--loader", "week1", "--max-tokens", "1")
     assert explicit_err == "model: demo\n"
 
 
@@ -145,7 +144,7 @@ def test_engine_option_without_the_extension_names_the_build_command(capsys, mon
 
     monkeypatch.setattr(kernels, "is_built", lambda: False)
     monkeypatch.setattr(kernels, "extension", extension)
-    result = run(capsys, main, *FRANCE, "--block-size", "16")
+    result = run(capsys, *FRANCE, "--block-size", "16")
     assert_rejected(result, "main", "pdm run build-ext")
 
 
@@ -157,8 +156,8 @@ def test_empty_api_key_is_rejected(monkeypatch):
 
 
 def test_thinking(capsys):
-    _, plain, _ = run(capsys, main, *FRANCE)
-    _, thinking, _ = run(capsys, main, *FRANCE, "--enable-thinking")
+    _, plain, _ = run(capsys, *FRANCE)
+    _, thinking, _ = run(capsys, *FRANCE, "--enable-thinking")
     assert "<think>" not in plain
     reasoning, end, output = thinking.removeprefix("<think>").partition("</think>")
     assert end, "the output must contain the end of the reasoning"
@@ -170,8 +169,8 @@ def test_thinking(capsys):
 def test_model_without_thinking_ignores_the_flag(capsys, monkeypatch):
     loaded = models.load_weights("demo")
     monkeypatch.setattr(type(loaded[1]), "has_thinking", False)
-    monkeypatch.setattr(checkpoint, "load_weights", lambda *args, **options: loaded)
-    status, _, err = run(capsys, main, *FRANCE, "--enable-thinking", "--max-tokens", "2")
+    monkeypatch.setattr(local, "load_weights", lambda *args, **options: loaded)
+    status, _, err = run(capsys, *FRANCE, "--enable-thinking", "--max-tokens", "2")
     assert status == 0
     assert "the model has no thinking mode: --enable-thinking is ignored" in err
 
@@ -181,7 +180,7 @@ def test_seed_makes_sampling_reproducible(capsys):
     argv = [*FRANCE, "--sampler-temp", "50", "--sampler-top-k", "40", "--max-tokens", "12"]
 
     def sample(seed: int, argv: list[str] = argv) -> str:
-        return run(capsys, main, *argv, "--seed", str(seed))[1].rpartition("\n\n")[0]
+        return run(capsys, *argv, "--seed", str(seed))[1].rpartition("\n\n")[0]
 
     first = sample(1)
     assert first == sample(1)
@@ -193,9 +192,9 @@ def test_seed_makes_sampling_reproducible(capsys):
 
 def test_block_size_and_num_drafts_are_passed_to_the_engine(monkeypatch):
     llm_options = {}
-    monkeypatch.setattr(checkpoint, "LLM", lambda *args, **options: llm_options.update(options))
+    monkeypatch.setattr(local, "LLM", lambda *args, **options: llm_options.update(options))
     flags = ["--model", "demo", "--speculative", "ngram", "--num-drafts", "3", "--block-size", "8"]
-    backend.open_backend(main.make_parser("main").parse_args(flags))
+    local.open_backend(main.make_parser("main").parse_args(flags))
     assert (llm_options["block_size"], llm_options["num_drafts"]) == (8, 3)
     assert llm_options["max_num_batched_tokens"] == 1 + 3 + PREFILL_STEP
 
@@ -208,10 +207,10 @@ def test_flash_attention_is_passed_to_both_models(capsys, monkeypatch, flag, fla
         calls.append((name, week, options))
         return generate.dispatch_model(name, mlx_model, week)
 
-    monkeypatch.setattr(backend, "dispatch_model", dispatch)
+    monkeypatch.setattr(local, "dispatch_model", dispatch)
     loader = [] if flag else ["--loader", "week2"]  # either flag implies the Week 2 loader
     argv = [*flag, *loader, "--device", "cpu", "--draft-model", "demo-draft", "--max-tokens", "2"]
-    status, _, _ = run(capsys, main, *FRANCE, *argv)
+    status, _, _ = run(capsys, *FRANCE, *argv)
     assert status == 0
     options = {"enable_flash_attn": flash}
     assert calls == [("demo", 2, options), ("demo-draft", 2, options)]
@@ -220,82 +219,18 @@ def test_flash_attention_is_passed_to_both_models(capsys, monkeypatch, flag, fla
 def test_device_gpu_without_a_gpu(capsys):
     if mx.is_available(mx.Device(mx.gpu)):
         pytest.skip("this machine has a GPU")
-    status, _, err = run(capsys, main, *FRANCE, "--device", "gpu")
+    status, _, err = run(capsys, *FRANCE, "--device", "gpu")
     assert status == 2
     assert "MLX found no GPU" in err
 
 
-def converse(capsys, monkeypatch, text: str, *argv: str) -> tuple[str, str]:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    status, out, err = run(capsys, chat, "--model", "demo", *argv)
-    assert status == 0
-    return out, err
-
-
-@pytest.mark.parametrize("flags", [[], ["--loader", "week3"]], ids=str)
-def test_chat_keeps_and_clears_its_history(capsys, monkeypatch, flags):
-    lines = "My name is Tom.\nWhat is my name?\n/reset\nWhat is my name?\n"
-    out, err = converse(capsys, monkeypatch, lines, *flags)
-    outputs = out.splitlines()
-    assert "Tom" in outputs[1]
-    assert "Tom" not in outputs[2]
-    assert "history cleared" in err
-
-
-def test_chat_unknown_command_and_exit(capsys, monkeypatch):
-    out, err = converse(capsys, monkeypatch, "/help\n\n/exit\nHello!\n")
-    assert out == "", "chat must ignore input after /exit"
-    assert "unknown command /help; /reset clears" in err
-
-
-def test_chat_continues_after_an_overlong_turn(capsys, monkeypatch):
-    lines = "word " * 3000 + "\nWhat is the capital of France?\n"
-    out, err = converse(capsys, monkeypatch, lines)
-    assert "the model's context length is" in err
-    assert "Paris" in out
-
-
-def test_chat_drops_reasoning_from_the_history(capsys, monkeypatch):
-    conversations = []
-    original = chat.ChatSession.ask
-
-    def ask(self, text):
-        original(self, text)
-        conversations.append(self.messages[-1]["content"])
-
-    monkeypatch.setattr(chat.ChatSession, "ask", ask)
-    out, _ = converse(capsys, monkeypatch, "What is the capital of France?\n", "--enable-thinking")
-    assert "</think>" in out
-    assert "think" not in conversations[0]
-    assert "Paris" in conversations[0]
-
-
-def start(command: str, *argv: str, **options) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", f"tiny_llm.cli.{command}", "--model", "demo", *argv],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
-def test_chat_interrupt_stops_only_the_output():
-    process = start("chat")
-    process.stdin.write("Give me a short introduction to large language model.\n")
-    process.stdin.flush()
-    assert process.stdout.read(1), "expected output before the interrupt"
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    out, err = process.communicate("What is the capital of France?\n", timeout=120)
-    assert process.returncode == 0
-    assert "[stopped]" in err
-    assert "Paris" in out
+def start(*argv: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tiny_llm.cli.main", "--model", "demo", *argv]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_interrupt_prints_no_traceback():
-    process = start("main")
+    process = start()
     assert process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -304,7 +239,7 @@ def test_interrupt_prints_no_traceback():
 
 
 def test_closed_output_pipe():
-    process = start("main", "--prompt", "What is the capital of France?")
+    process = start("--prompt", "What is the capital of France?")
     process.stdout.close()
     err = process.stderr.read()
     assert process.wait(timeout=60) == 0

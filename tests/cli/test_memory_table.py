@@ -20,7 +20,7 @@ from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.engine.execution import kv_memory
 from tiny_llm.models import BUNDLED_MODELS
-from tiny_llm.models.model_size import model_size
+from tiny_llm.models.memory import model_size
 
 GB = 10**9
 

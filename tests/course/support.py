@@ -15,7 +15,7 @@ from tests.course.wrong import Wrong
 from tools.course.markers import all_blocks
 from tools.course.runner import Outcome
 from tools.course.starter import starter_text
-from tools.course.tree import PACKAGE, ROOT, environment
+from tools.course.tree import PACKAGE, ROOT, environment, import_files
 from tools.course.wrong_solutions import write_tree_of
 
 # Tasks whose solution is in blocks of src/ marked with [task …].
@@ -51,24 +51,34 @@ def assert_caught(wrong: Wrong, outcomes: list[Outcome]) -> None:
     )
 
 
-def write_tree_with_starter(folder: Path, module: str) -> Path:
-    """Writes a learner's source tree: the solution with an unwritten `module`."""
-    path = PACKAGE / module
-    write_tree_of(folder, path, starter_text((ROOT / path).read_text(encoding="utf-8"), path))
+def write_tree_with_starter(folder: Path, *modules: str) -> Path:
+    """Writes a learner's source tree: the solution with unwritten `modules`."""
+    paths = [PACKAGE / module for module in modules]
+    write_tree_of(folder, paths[0], "")
+    texts = {path: starter_text((ROOT / path).read_text("utf-8"), path) for path in paths}
+    for name, text in {**import_files(folder, paths), **texts}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
     return folder
+
+
+def run_python(
+    tree: Path | None, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python on a learner's source tree; `tree` None: on the solution."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment(tree), **variables},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
 
 def run_command(
     module: str, tree: Path | None, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command on a learner's source tree; `tree` None: on the solution."""
     solution = "ref" if tree is None else "mine"
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments, "--solution", solution],
-        cwd=ROOT,
-        env={**os.environ, **environment(tree)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return run_python(tree, "-m", module, *arguments, "--solution", solution)

@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.course.support import run_python
 from tools import run_tests
 from tools.course import build, progress, pytest_summary, reveal, start
 from tools.course.build import is_stale
@@ -14,18 +14,11 @@ from tools.course.progress import state
 from tools.course.runner import Outcome, Runner
 from tools.course.solution_flag import selected_tree
 from tools.course.tasks import TASKS
-from tools.course.tree import EXTENSION, ROOT, environment
+from tools.course.tree import EXTENSION, ROOT
 
 
 def run(*command: str, tree: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, **environment(tree)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(tree, *command)
 
 
 @pytest.mark.slow

@@ -1,24 +1,23 @@
-"""Optional days: separate task counts; commands run the learner's code."""
+"""Optional days: separate task counts; commands and demos run the learner's code."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.course.support import run_command, write_tree_with_starter
+from tests.course.support import run_command, run_python, write_tree_with_starter
 from tiny_llm.cli.parsing.command import replacement_notice, unwritten_files
-from tools.course import moe_demo
+from tools.course import hybrid_demo, moe_demo
 from tools.course.progress import counts
-from tools.course.starter import starter_text
 from tools.course.tasks import DAYS, TASKS, day_of
-from tools.course.tree import PACKAGE, ROOT, environment, import_files
-from tools.course.wrong_solutions import write_tree_of
+from tools.course.tree import PACKAGE, ROOT
 from tools.scoreboard.measure import tasks_shown
 from tools.scoreboard.score import format_week
 
 INT8 = ("--kv-cache-dtype", "int8", "--attention-backend", "reference")
 QUESTION = ("--prompt", "What is the capital of France?", "--max-tokens", "12")
+ENGINE = ("tiny_llm.cli.main", "--loader", "engine", *QUESTION)
+DEMO = (*ENGINE, "--model", "demo")
 
 
 def test_optional_tasks_are_counted_separately():
@@ -44,10 +43,6 @@ def test_scoreboard_shows_started_optional_tasks():
     assert [format_week(week) for week in ("4", "6")] == ["4", "6 (optional)"]
 
 
-def main(tree: Path | None, *flags: str) -> subprocess.CompletedProcess[str]:
-    return run_command("tiny_llm.cli.main", tree, "--loader", "engine", *QUESTION, *flags)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of the demo model converted to a mixture of experts."""
@@ -59,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.slow
 def test_mixture_output_equals_demo_output(folder):
     for model in (folder, "demo"):
-        result = main(None, "--model", model)
+        result = run_command(ENGINE[0], None, *ENGINE[1:], "--model", model)
         assert result.stdout.startswith("The capital of France is Paris."), result.stderr
 
 
@@ -71,30 +66,42 @@ def test_unrelated_folder_is_not_overwritten(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+RANKS = (*DEMO, "--tensor-parallel-size", "2")
+DISK = (*DEMO, "--prefix-cache-dir", "PAGES")
+JSON, STREAM = ("tools.course.json_demo",), ("tools.course.stream_demo", "--budget", "4")
+HYBRID = "tools.course.hybrid_demo"
+# (module, command that runs its code, day of its tasks)
+COMMANDS = [
+    ("models/families/experts.py", (*ENGINE, "--model", "MIXTURE"), "6.1"),
+    ("models/checkpoint/sharding.py", RANKS, "6.2"),
+    ("models/parallel/layers.py", RANKS, "6.2"),
+    ("models/parallel/decoder.py", RANKS, "6.2"),
+    ("kv_storage/int8_rows.py", (*DEMO, *INT8), "6.3"),
+    ("kv_storage/disk/store.py", DISK, "6.6"),
+    ("engine/execution/disk_tier.py", DISK, "6.6"),
+    ("attention/gated_delta.py", (HYBRID, "memory"), "6.4"),
+    ("models/families/gated_delta_net.py", (HYBRID, "memory"), "6.4"),
+    ("engine/scheduling/checkpoints.py", (HYBRID, "conversation"), "6.5"),
+    ("engine/scheduling/state_slots.py", (HYBRID, "conversation"), "6.5"),
+    ("engine/structured_output/bitmask.py", JSON, "5.4"),
+    ("engine/spec_decode/draft_tokens.py", JSON, "5.4"),
+    ("engine/tool_calls/json_scanner.py", STREAM, "5.4"),
+    ("engine/tool_calls/json_calls.py", STREAM, "5.5"),
+    ("engine/tool_calls/format.py", STREAM, "5.5"),
+    ("engine/outputs/output_parser.py", STREAM, "5.5"),
+    ("engine/structured_output/thinking_budget.py", STREAM, "5.5"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "flags", "day"),
-    [
-        ("models/families/experts.py", ("--model", "MIXTURE"), 1),
-        ("models/checkpoint/sharding.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
-        ("models/parallel/layers.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
-        ("models/parallel/block.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
-        ("kv_storage/int8_rows.py", ("--model", "demo", *INT8), 3),
-        ("kv_storage/disk/store.py", ("--model", "demo", "--prefix-cache-dir", "PAGES"), 6),
-        (
-            "engine/execution/disk_cache/cache.py",
-            ("--model", "demo", "--prefix-cache-dir", "PAGES"),
-            6,
-        ),
-    ],
-)
-def test_optional_features_run_the_learner_code(tmp_path, folder, module, flags, day):
-    """An unwritten `module` makes the command fail with its task's error."""
+@pytest.mark.parametrize(("module", "command", "day"), COMMANDS)
+def test_command_fails_with_the_error_of_an_unwritten_task(tmp_path, folder, module, command, day):
     tree = write_tree_with_starter(tmp_path / "mine", module)
     folders = {"MIXTURE": folder, "PAGES": str(tmp_path / "pages")}
-    result = main(tree, *[folders.get(flag, flag) for flag in flags])
+    name, *flags = [folders.get(each, each) for each in command]
+    result = run_command(name, tree, *flags)
     assert result.returncode != 0, result.stdout
-    assert f"week 6, day {day}, task" in result.stderr, result.stderr
+    assert "week {}, day {}, task".format(*day.split(".")) in result.stderr, result.stderr
     assert "is yours to write" in result.stderr
 
 
@@ -104,18 +111,13 @@ def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatc
     pytest.importorskip("fastapi", reason="needs the server's dependencies")
     from tests.server.running_server import RunningServer
 
-    tree, server = tmp_path / "mine", PACKAGE / "server"
-    written = (ROOT / server / "protocol/streaming.py").read_text(encoding="utf-8")
+    files = "server/engine_client/request_stream.py", "server/protocol/streaming.py"
+    tree = write_tree_with_starter(tmp_path / "mine", *files)
+    path = PACKAGE / files[1]
+    written = (ROOT / path).read_text(encoding="utf-8")
     mine = written.replace('b"data: " + to_json(data)', 'b"data: mine "')
     assert mine != written
-    write_tree_of(tree, server / "protocol/streaming.py", mine)
-    path = server / "engine_client/request_stream.py"
-    for name, text in import_files(tree, [path]).items():
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_text(text, encoding="utf-8")
-    (tree / path).write_text(
-        starter_text((ROOT / path).read_text(encoding="utf-8"), path), encoding="utf-8"
-    )
+    (tree / path).write_text(mine, encoding="utf-8")
     monkeypatch.setenv("TINY_LLM_MINE", str(tree))
     running = RunningServer("--solution", "mine")
     body = {"prompt": "Hello", "max_tokens": 2, "stream": True, "logprobs": 0}
@@ -127,34 +129,20 @@ def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatc
     )
 
 
-def write_starter_of(tree: Path, *modules: str) -> None:
-    """Writes a learner's source tree: the solution with unwritten `modules`."""
-    paths = [PACKAGE / module for module in modules]
-    write_tree_of(tree, paths[0], "")
-    for name, text in import_files(tree, paths).items():
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_text(text, encoding="utf-8")
-    for path in paths:
-        (tree / path).write_text(starter_text((ROOT / path).read_text("utf-8"), path), "utf-8")
-
-
 def run_mine(tree: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a command that has yet to find the learner's tree."""
-    command = [sys.executable, "-m", module, "--solution", "mine", *arguments]
-    variables = {**environment(None), "TINY_LLM_MINE": str(tree)}
-    return subprocess.run(
-        command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False
-    )
+    command = ("-m", module, "--solution", "mine", *arguments)
+    return run_python(None, *command, TINY_LLM_MINE=str(tree))
 
 
 @pytest.mark.slow
 def test_agent_runs_without_the_parser_of_week_5(tmp_path):
     tree = tmp_path / "mine"
-    write_starter_of(tree, "engine/outputs/output_parser.py")
+    write_tree_with_starter(tree, "engine/outputs/output_parser.py")
     result = run_mine(tree, "tiny_llm.agent")
     assert "4718 + 2593 = 7311." in result.stdout, result.stderr
     assert "unwritten tasks: engine/outputs/output_parser.py" in result.stderr
-    write_starter_of(tmp_path / "other", "agent/loop.py")
+    write_tree_with_starter(tmp_path / "other", "agent/loop.py")
     result = run_mine(tmp_path / "other", "tiny_llm.agent")
     assert result.returncode == 2
     assert "week 7, day 1, task 4" in result.stderr, "a task of the day itself must be an error"
@@ -163,7 +151,7 @@ def test_agent_runs_without_the_parser_of_week_5(tmp_path):
 def test_unwritten_graph_capture_is_not_replaced(tmp_path):
     """The reference's would call the learner's C++ of day 4.7, which may be unwritten, too."""
     modules = ("kernels/graph_capture.py", "qwen3_week2/captured.py", "agent/tools.py")
-    write_starter_of(tmp_path, *modules)
+    write_tree_with_starter(tmp_path, *modules)
     assert unwritten_files(tmp_path) == ["agent/tools.py"]
     assert "tasks: a.py, b.py" in replacement_notice(["a.py", "b.py"])
     assert "tasks: 29 files, see `pdm run progress`" in replacement_notice(["a.py"] * 29)
@@ -172,11 +160,11 @@ def test_unwritten_graph_capture_is_not_replaced(tmp_path):
 @pytest.mark.slow
 def test_demo_of_a_day_replaces_unwritten_files_of_other_days(tmp_path):
     tree, cache = tmp_path / "mine", "engine/scheduling/prefix_cache.py"
-    write_starter_of(tree, cache)
+    write_tree_with_starter(tree, cache)
     result = run_mine(tree, "tools.course.json_demo", "--outputs", "1")
     assert "35 tokens in 22 steps" in result.stdout, result.stderr
     assert f"unwritten tasks: {cache}" in result.stderr
-    write_starter_of(tmp_path / "other", "engine/structured_output/bitmask.py")
+    write_tree_with_starter(tmp_path / "other", "engine/structured_output/bitmask.py")
     result = run_mine(tmp_path / "other", "tools.course.json_demo", "--outputs", "1")
     assert result.returncode == 1
     assert "week 5, day 4, task" in result.stderr, "a task of the day itself must be an error"
@@ -201,22 +189,19 @@ def test_stream_demo_shows_a_partial_tool_call():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "module", "day"),
-    [
-        ("json_demo", "engine/structured_output/bitmask.py", 4),
-        ("json_demo", "engine/spec_decode/grammar_proposer.py", 4),
-        ("stream_demo", "engine/tool_calls/json_scanner.py", 4),
-        ("stream_demo", "engine/tool_calls/json_calls.py", 5),
-        ("stream_demo", "engine/tool_calls/format.py", 5),
-        ("stream_demo", "engine/outputs/output_parser.py", 5),
-        ("stream_demo", "engine/structured_output/thinking_budget.py", 5),
-    ],
-)
-def test_demos_run_the_learner_code(tmp_path, name, module, day):
-    tree = write_tree_with_starter(tmp_path / "mine", module)
-    flags = ("--budget", "4") if name == "stream_demo" else ()
-    result = run_command(f"tools.course.{name}", tree, *flags)
-    assert result.returncode != 0, result.stdout
-    assert f"week 5, day {day}, task" in result.stderr, result.stderr
-    assert "is yours to write" in result.stderr
+def test_hybrid_demo_state_does_not_grow():
+    _, *rows = hybrid_demo.memory()
+    cells = [row.split() for row in rows]
+    assert [row[0] for row in cells] == [str(context) for context in hybrid_demo.CONTEXTS]
+    assert len({row[6] for row in cells}) == 1
+
+
+@pytest.mark.slow
+def test_hybrid_demo_turns_hit_the_prefix_of_the_previous_prompt():
+    _, _, *rows = hybrid_demo.conversation(3)
+    previous = 0
+    for row in rows:
+        prompt, without, cached = (int(row.split()[i]) for i in (1, 2, 5))
+        assert without == 0
+        assert previous - 16 - hybrid_demo.PAGE_SIZE <= cached <= previous
+        previous = prompt

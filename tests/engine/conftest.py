@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.models.lora.support import random_adapter, write_adapter
+from tests.models.lora_adapters.support import random_adapter, write_adapter
 from tiny_llm import LLM
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.checkpoint.layout import read_model_config

@@ -14,7 +14,7 @@ from tiny_llm import LLM, SamplingParams
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.execution.kv_memory import KvMemory, plan_kv_memory
 from tiny_llm.engine.inputs.prompts import ChatOptions, encode_prompt
-from tiny_llm.engine.scheduling.events import StateSlotCounts
+from tiny_llm.engine.scheduling.state_slots import StateSlotCounts
 
 EOS = 4093
 

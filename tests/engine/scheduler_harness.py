@@ -1,9 +1,10 @@
 """Scheduler test harness: a small scheduler, a fake model, random workloads."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.engine.simulator import Simulation, answer_alone, random_workload
+from tests.engine.simulator import random_workload, run_and_compare
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest
@@ -17,8 +18,16 @@ def scheduler(listener=None, **changes) -> Scheduler:
     return Scheduler(SchedulerConfig(**{**config, "max_seq_len": 100, **changes}), listener)
 
 
-def add(scheduler: Scheduler, name: str, length: int, max_tokens: int | None = 5, first: int = 0):
-    request = EngineRequest(name, list(range(first, first + length)), GREEDY, max_tokens)
+def add(
+    scheduler: Scheduler,
+    name: str,
+    prompt: int | Sequence[int],
+    max_tokens: int | None = 5,
+    first: int = 0,
+) -> EngineRequest:
+    """Adds a request with the prompt, or with so many tokens from `first` on."""
+    token_ids = range(first, first + prompt) if isinstance(prompt, int) else prompt
+    request = EngineRequest(name, list(token_ids), GREEDY, max_tokens)
     scheduler.add(request)
     return request
 
@@ -45,9 +54,9 @@ def step(
     return [(c.request.request_id, c.start, c.end, c.num_drafts) for c in plan.chunks]
 
 
-def serve(scheduler: Scheduler, name: str, length: int, max_tokens: int = 5, first: int = 0):
-    """Runs a request to its end, with any others."""
-    request = add(scheduler, name, length, max_tokens, first)
+def serve(scheduler: Scheduler, name: str, *args, **options) -> EngineRequest:
+    """Adds a request and runs it to its end, with any others."""
+    request = add(scheduler, name, *args, **options)
     while not request.is_done:
         step(scheduler)
     return request
@@ -67,14 +76,5 @@ def run_random_workloads(count: int, **changes) -> int:
     for _ in range(count):
         workload = random_workload(rng)
         workload.config = replace(workload.config, **changes)
-        outcome = Simulation(workload).run()
-        for name, reason in outcome.reasons.items():
-            if reason in ("stop", "length"):
-                expected = answer_alone(workload.arrivals[int(name)])
-                answer = outcome.answers[name]
-                assert answer == expected, (
-                    f"request {name}: expected {expected}, as when served alone, got {answer}; "
-                    f"{workload}"
-                )
-        preemptions += outcome.preemptions
+        preemptions += run_and_compare(workload).preemptions
     return preemptions

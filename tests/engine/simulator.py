@@ -9,7 +9,8 @@ their positions.
 """
 
 import random
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
 
 from tiny_llm import UserError
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
@@ -85,8 +86,15 @@ class Outcome:
     freed_pages: int = 0
     evictions: int = 0
     released_pages: int = 0
+    exceeds_memory: bool = False  # a request has more tokens than the pages hold
     reasons: dict[str, str] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def totals(self) -> Counter[str]:
+        """Counts by name, including finish reasons."""
+        counts = {name: n for name, n in asdict(self).items() if isinstance(n, int)}
+        return Counter(self.reasons.values()) + Counter(counts)
 
 
 def random_workload(rng: random.Random, size: int = 6, num_state_slots: int = 0) -> Workload:
@@ -120,11 +128,6 @@ def random_workload(rng: random.Random, size: int = 6, num_state_slots: int = 0)
         for arrival in arrivals:
             arrival.adapter = adapters.randint(-1, 1)
     return workload
-
-
-def with_window(rng: random.Random, workload: Workload) -> Workload:
-    """Adds a sliding window, often with less memory than a request needs."""
-    return with_groups(rng, workload, (KvGroup(rng.randint(1, 8)),))
 
 
 def random_groups(rng: random.Random) -> tuple[KvGroup, ...]:
@@ -457,6 +460,10 @@ class Simulation:
             outcome.reasons[request_id] = str(request.finish_reason)
             outcome.answers[request_id] = request.token_ids[request.num_prompt_tokens :]
             outcome.cached_tokens += request.num_cached_tokens
+        config, arrivals = self.config, self.workload.arrivals
+        longest = max((len(each.prompt) + each.max_tokens for each in arrivals), default=0)
+        tokens_in_pages = config.num_pages // config.block_pages * config.page_size
+        outcome.exceeds_memory = longest > tokens_in_pages
         outcome.preemptions = scheduler.num_preemptions
         outcome.seconds = self.now
         assert len(outcome.reasons) == len(self.workload.arrivals), "a request has no outcome"
@@ -472,3 +479,17 @@ def answer_alone(arrival: Arrival) -> list[int]:
         output.append(next_token(prefix, len(tokens) + len(output)))
         prefix = fold(prefix, output[-1])
     return output
+
+
+def run_and_compare(workload: Workload, check_every: int = 1) -> Outcome:
+    """Runs a workload; compares each output with that of the request alone."""
+    outcome = Simulation(workload, check_every).run()
+    for name, reason in outcome.reasons.items():
+        assert reason in ("stop", "length", "abort", "error", "rejected")
+        expected, answer = answer_alone(workload.arrivals[int(name)]), outcome.answers.get(name, [])
+        if reason not in ("stop", "length"):
+            expected = expected[: len(answer)]
+        assert answer == expected, (
+            f"request {name}: expected {expected}, as when served alone, got {answer}; {workload}"
+        )
+    return outcome

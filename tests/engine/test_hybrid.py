@@ -25,7 +25,7 @@ from tests.engine.support import (
 from tests.models.support import FAMILIES
 from tiny_llm import LLM, SamplingParams, UserError, load
 from tiny_llm.engine.inputs.prompts import ChatOptions, encode_prompt
-from tiny_llm.engine.scheduling.snapshot import snapshot
+from tiny_llm.engine.scheduling.events import snapshot
 from tiny_llm.models import load_weights
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 

@@ -5,7 +5,7 @@ import pytest
 from tests.engine.hybrid import CONFIG as HYBRID
 from tests.engine.hybrid import build as build_hybrid
 from tests.engine.hybrid import write_hybrid
-from tests.models.lora.support import random_adapter, write_adapter
+from tests.models.lora_adapters.support import random_adapter, write_adapter
 from tiny_llm import LLM, SamplingParams, UserError, load_weights
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

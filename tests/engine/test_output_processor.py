@@ -13,10 +13,10 @@ from tiny_llm.engine.outputs.output_processor import OutputProcessor, ReasoningT
 from tiny_llm.engine.scheduling.request import ChunkOutput, CompletionOutput
 
 
-def emitted_texts(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
+def emitted_texts(text: str, *stops: str, **options) -> tuple[list[str], CompletionOutput]:
     """Text emitted after each byte, up to a stop string or the end of `text`."""
     output = CompletionOutput(0)
-    checker = StopChecker(output, ByteDetokenizer(), stops)
+    checker = StopChecker(output, ByteDetokenizer(), stops, **options)
     pieces = []
     for byte in text.encode():
         stopped = checker.add_token(byte)
@@ -107,12 +107,6 @@ THINK, END_THINK = 2, 3  # ids of the think tokens; every token is one byte
     ],
 )
 def test_stop_strings_in_reasoning_are_ignored(text, is_open, expected, stop_reason):
-    output = CompletionOutput(0)
     reasoning = ReasoningTokens(THINK, END_THINK, is_open)
-    checker = StopChecker(output, ByteDetokenizer(), (".",), reasoning=reasoning)
-    for byte in text.encode():
-        if checker.add_token(byte):
-            break
-    checker.finish()
-    checker.take_text()
+    _, output = emitted_texts(text, ".", reasoning=reasoning)
     assert (output.text, output.stop_reason) == (expected, stop_reason)

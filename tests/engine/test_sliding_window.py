@@ -18,7 +18,7 @@ from tests.models.support import SIZES
 from tiny_llm import LLM, SamplingParams, UserError, load
 from tiny_llm.engine.execution.kv_memory import KvMemory, plan_kv_memory
 from tiny_llm.engine.scheduling.config import KvGroup
-from tiny_llm.engine.scheduling.snapshot import snapshot
+from tiny_llm.engine.scheduling.events import snapshot
 from tiny_llm.kv_storage.paged_storage import KvLayout
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.families.registry import read_config

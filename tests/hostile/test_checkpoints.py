@@ -13,7 +13,7 @@ from tests.hostile import corruptions
 from tests.hostile.checkpoint_cases import CASES, CODE, Case
 from tests.hostile.corruptions import config, settings
 from tiny_llm import LLM, ModelError, SamplingParams, load, load_weights
-from tiny_llm.server.protocol.request_fields import default_sampling_params
+from tiny_llm.server.settings import default_sampling_params
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 

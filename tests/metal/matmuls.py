@@ -1,13 +1,14 @@
 """Shared helpers for tests of `matmul` and `quantized_matmul` kernels."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import as_numpy, describe_mismatches
+from tests.support import as_numpy, describe_mismatches, random
 from tiny_llm import kernels
 from tools.metal_emulator import has_clang
 
@@ -107,3 +108,58 @@ def reference_quantized(
         M, O, I, group_size, bits, dtype, scales_dtype=DTYPE_NAMES[scales.dtype]
     )
     return multiply(launch, [as_bound(x) for x in (scales, biases, a, b)], M, O, dtype)
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """An M×O product of random matrices; `bits` and `group_size` of quantized ones, or 0."""
+
+    M: int
+    O: int
+    I: int
+    dtype: mx.Dtype
+    arrays: tuple[mx.array, ...]  # (a, b), whose rows may be longer, or (scales, biases, a, b)
+    bits: int = 0
+    group_size: int = 0
+
+    @classmethod
+    def draw(
+        cls,
+        shape: tuple[int, int, int],
+        dtype: mx.Dtype,
+        bits: int = 0,
+        group_size: int = 64,
+        scales_dtype: mx.Dtype | None = None,
+    ) -> "Matmul":
+        M, O, I = shape
+        a, b = random(M, I, dtype=dtype), random(O, I, dtype=scales_dtype or dtype)
+        if not bits:
+            return cls(M, O, I, dtype, (a, b))
+        b, scales, biases = mx.quantize(b, group_size=group_size, bits=bits)
+        return cls(M, O, I, dtype, (scales, biases, a, b), bits, group_size)
+
+    def first_rows(self, count: int) -> "Matmul":
+        *scales, a, b = self.arrays
+        arrays = (*scales, a[:count], b)
+        return Matmul(count, self.O, self.I, self.dtype, arrays, self.bits, self.group_size)
+
+    def launch(self, **how: Any) -> Any:
+        metal, dtype = kernels.extension().metal, DTYPE_NAMES[self.dtype]
+        if self.bits:
+            formats = self.group_size, self.bits
+            return metal.quantized_matmul_launch(self.M, self.O, self.I, *formats, dtype, **how)
+        how = {"a_stride": self.I, "b_stride": self.I, **how}
+        return metal.matmul_launch(self.M, self.O, self.I, dtype, **how)
+
+    def run(self, launch: Any, **how: Any) -> np.ndarray:
+        arrays = [as_bound(x) for x in self.arrays]
+        return multiply(launch, arrays, self.M, self.O, DTYPE_NAMES[self.dtype], **how)
+
+    def assert_close(self, actual: np.ndarray, what: str) -> None:
+        """Compares with the product in float64."""
+        if self.bits:
+            exact = exact_quantized(*self.arrays, self.group_size, self.bits)
+        else:
+            a, b = (as_numpy(x[:, : self.I]).astype(np.float64) for x in self.arrays)
+            exact = a @ b.T, np.abs(a) @ np.abs(b).T
+        assert_matmul_close(actual, *exact, self.I, what)

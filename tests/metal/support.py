@@ -87,15 +87,6 @@ def loose_arithmetic(seed: int) -> Iterator[None]:
         _loose_seed = None
 
 
-def fitting_launch(source: str | Path, launch: Callable[[int], Any]) -> Any:
-    """Launch with the largest threadgroup that the kernel allows, as encoders do."""
-    chosen = launch(MAX_THREADS)
-    if _loose_seed is None or not has_clang():
-        return chosen
-    allowed = library(source).threads_allowed(chosen.kernel, _loose_seed)
-    return chosen if np.prod(chosen.threads) <= allowed else launch(allowed)
-
-
 def run(
     source: str | Path,
     launch: Any,

@@ -47,9 +47,6 @@ def gpu() -> Iterator[Device]:
         yield device
 
 
-# ---------------------------------------------------------------- operations
-
-
 # Operations whose kernels compile slowly for the emulator; a quick run covers them in other tests.
 ATTENTION = {"flash_attention", "paged_attention", "paged_attention_varlen"}
 SLOW_TO_COMPILE = {"matmul", "quantized_matmul", *ATTENTION}
@@ -102,9 +99,6 @@ def test_derivatives(gpu):
 
     slopes = mx.grad(total, argnums=(0, 1))(x, y)
     assert [slope.tolist() for slope in slopes] == [[2.0] * 5, [3.0] * 5]
-
-
-# ---------------------------------------------------------------- barriers and commands in flight
 
 
 def two_steps(x, weight):
@@ -218,8 +212,6 @@ def test_overwriting_a_shared_buffer_is_a_fault(gpu):
     assert "overwrites input 0" in gpu.take_faults()[0]
 
 
-# ---------------------------------------------------------------- models
-
 QUESTIONS = ["What is a cat?", "Who are you?", "What is two plus three?", "Hello!"]
 CACHE_BYTES = 2e6  # small, because the emulator copies each kernel argument
 
@@ -314,9 +306,6 @@ def test_engine_output_equals_cpu(demo, kv_cache_dtype, batch):
         assert answers() == expected
         assert not [name for name in device.launches if name.startswith("metal_copy")]
         assert any(name.startswith("paged_attention_decode") for name in device.launches)
-
-
-# ---------------------------------------------------------------- compilation and commands
 
 
 def test_kernel_sources_are_complete_with_line_numbers():

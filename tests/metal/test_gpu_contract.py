@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from tests.metal.support import on_gpu
-from tests.paging import cut_into_pages, padded
+from tests.ops.operations import OPERATIONS
+from tests.ops.test_operations import rows_of
+from tests.paging import cut_into_pages, padded, sequences
 from tests.support import EPSILON, as_numpy, assert_same_bits, random
 from tiny_llm import kernels
 from tools.metal_emulator import Device, emulated_gpu
@@ -57,46 +59,32 @@ def multiply(gpu, a, weights):
     return kernels.quantized_matmul(scales, biases, group_size, bits, a, words, stream=gpu.stream())
 
 
-@pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("rows", [2, 3, 4, 5, FEW])
-def test_quantized_rows_are_batch_invariant_in_small_batches(gpu, half, rows):
-    weights, a = quantized(37, 192, half), random(rows, 192, dtype=half)
-    together = multiply(gpu, a, weights)
-    for row in range(rows):
-        assert_same_bits(multiply(gpu, a[row : row + 1], weights)[0], together[row], f"row {row}")
+LABELS = ("quantized_matmul", "rms_norm", "add_rms_norm", "swiglu", "add_bias", "matmul")
+EACH_DTYPE = [
+    pytest.param(op, dtype, marks=pytest.mark.slow if op.name == "matmul" else ())
+    for op in OPERATIONS
+    if op.label in LABELS
+    for dtype in op.dtypes
+]
 
 
-@pytest.mark.parametrize("half", HALVES)
-def test_quantized_rows_are_batch_invariant_in_large_batches(gpu, half):
-    weights, a = quantized(70, 192, half), random(131, 192, dtype=half)
-    together = multiply(gpu, a, weights)
-    for count in (FEW + 1, 33, 64, 100):
-        assert_same_bits(multiply(gpu, a[:count], weights), together[:count], f"{count} rows")
+@pytest.mark.parametrize(("op", "dtype"), EACH_DTYPE)
+@pytest.mark.parametrize("total", [2, 3, 4, 5, FEW, 131])
+def test_rows_are_batch_invariant(gpu, op, dtype, total):
+    """In a small batch, each row alone; in a large one, the first rows with fewer others."""
+    arguments = op.arguments(dtype, total, 192)
 
+    def results(rows):
+        return op(stream=gpu.stream(), **rows_of(op, arguments, rows))
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rows", [2, 3, FEW])
-def test_plain_rows_are_batch_invariant_in_small_batches(gpu, dtype, rows):
-    a, b = random(rows, 100, dtype=dtype), random(37, 100, dtype=dtype)
-    together = kernels.matmul(a, b, stream=gpu.stream())
-    for row in range(rows):
-        alone = kernels.matmul(a[row : row + 1], b, stream=gpu.stream())
-        assert_same_bits(alone[0], together[row], f"row {row}")
-
-
-@pytest.mark.parametrize("rows", [1, 2, FEW, FEW + 1, 40])
-def test_norms_and_activations_are_batch_invariant(gpu, dtype, rows):
-    x, y, weight = (random(*shape, dtype=dtype) for shape in ((rows, 96), (rows, 96), (96,)))
-    for name, function in {
-        "rms_norm": lambda x, y: kernels.rms_norm(x, weight, 1e-6, stream=gpu.stream()),
-        "add_rms_norm": lambda x, y: kernels.add_rms_norm(x, y, weight, 1e-6, stream=gpu.stream())[
-            1
-        ],
-        "swiglu": lambda x, y: kernels.swiglu(x, y, stream=gpu.stream()),
-        "add_bias": lambda x, y: kernels.add_bias(x, weight, stream=gpu.stream()),
-    }.items():
-        together = function(x, y)
-        assert_same_bits(function(x[-1:], y[-1:]), together[-1:], name)
+    together = results(slice(None))
+    alone = [slice(row, row + 1) for row in range(total)]
+    parts = alone if total <= FEW else [slice(count) for count in (FEW + 1, 33, 64, 100)]
+    if "matmul" not in op.name:
+        parts.append(alone[-1])  # in a batch of any size
+    for rows in parts:
+        for actual, expected in zip(results(rows), together, strict=True):
+            assert_same_bits(actual, expected[rows], f"{op.label}, {rows}")
 
 
 @pytest.mark.slow
@@ -128,7 +116,7 @@ def random_pair(B, S, dtype):
 @pytest.mark.parametrize("page_size", [4, 64])
 def test_paged_attention_is_batch_invariant(gpu, dtype, page_size):
     lengths = [900, 9, 300]
-    keys, values, table = cut_into_pages([random_pages(n, dtype) for n in lengths], page_size)
+    keys, values, table = cut_into_pages(sequences(lengths, 2, 64, dtype), page_size)
     query = random(3, 4, 64, dtype=dtype)  # one token per sequence
 
     def attend(which):
@@ -147,10 +135,6 @@ def test_paged_attention_is_batch_invariant(gpu, dtype, page_size):
     together = attend([0, 1, 2])
     for b in range(3):
         assert_same_bits(attend([b])[0], together[b], f"sequence {b}")
-
-
-def random_pages(S, dtype):
-    return random(2, S, 64, dtype=dtype), random(2, S, 64, dtype=dtype)
 
 
 @pytest.mark.parametrize("order", ["reverse", "random"])

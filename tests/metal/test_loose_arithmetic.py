@@ -17,7 +17,6 @@ from . import (
     test_matmul,
     test_operations,
     test_paged,
-    test_quantized_matmul,
 )
 from .matmuls import VARIANTS as MATMUL_VARIANTS
 from .support import NO_CLANG, loose_arithmetic
@@ -66,16 +65,16 @@ CASES["rms_norm, long rows"] = lambda: test_operations.test_equals_cpu(
 )
 for _variant in MATMUL_VARIANTS:
     CASES[f"matmul, {_variant}"] = lambda variant=_variant: [
-        test_matmul.test_is_exact_up_to_rounding(variant, dtype, shape)
+        test_matmul.test_dense_is_exact_up_to_rounding(variant, dtype, shape)
         for dtype, shape in ((mx.float32, (13, 34, 519)), (mx.bfloat16, (33, 65, 640)))
     ]
     CASES[f"quantized_matmul, {_variant}"] = lambda variant=_variant: [
-        test_quantized_matmul.test_is_exact_up_to_rounding(variant, dtype, *format)
+        test_matmul.test_quantized_is_exact_up_to_rounding(variant, dtype, *format)
         for dtype, format in ((mx.bfloat16, (4, 128)), (mx.float16, (8, 32)))
     ]
 for _variant in test_flash_attention.VARIANTS:
     CASES[f"flash_attention, {_variant}"] = lambda variant=_variant: [
-        test_flash_attention.test_every_mask(variant, kind, shape)
+        test_flash_attention.test_every_mask(variant, kind, shape, has_sinks=False)
         for kind, shape in zip(("causal", "additive", "none"), DENSE, strict=True)
     ]
     CASES[f"flash_attention, {_variant}, bfloat16"] = lambda variant=_variant: (

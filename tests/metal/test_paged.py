@@ -4,15 +4,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.ops.test_sliding_window import free_pages_before_window
-from tests.paging import cut_into_pages, padded, sequences
+from tests.paging import cut_into_pages, free_pages_before_window, padded, sequences
 from tests.support import DTYPES, assert_close, bits, random
 from tiny_llm import kernels
 from tiny_llm.kv_storage.int8_rows import quantize_rows
 
 from .attention import attend
 from .paged import paged_attend, params_of
-from .support import DTYPE_NAMES, ORDERS, as_bound, run
+from .support import DTYPE_NAMES, ORDERS, gpu_results
 
 P, H, GROUP, PAGE, D = 9, 2, 2, 8, 40
 TABLE = mx.array([[3, 1, -1], [7, -1, -1], [0, 5, 8], [2, 99, -1]], mx.int32)
@@ -119,53 +118,43 @@ def test_ragged_rows_are_batch_invariant(page_size):
 
 
 @pytest.mark.parametrize("page_size", [3, 16, 128])
-@pytest.mark.parametrize("window", [1, 20, 31, 290])
-@pytest.mark.parametrize("mode", ["plain", "asan"])
-def test_sliding_window(page_size, window, mode):
-    """Pages before the window are freed, and the kernel must not read them."""
-    D, group, contexts, lengths = 16, 2, [S for _, S in MIXED], [L for L, _ in MIXED]
-    pairs = sequences(contexts, 1, D)
-    keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
-    bounds = np.cumsum([0, *lengths]).astype(np.int32)
-    query = random(int(bounds[-1]), group, D)
-    expected = ragged_on_cpu(query, keys, values, bounds, contexts, padded(table), window=window)
-    keys, values, short = free_pages_before_window(
-        (keys, values), table, lengths, contexts, page_size, window
-    )
-    actual = paged_attend(
-        "fast", query, keys, values, short, contexts, bounds, mode=mode, window=window
-    )
-    assert_close(actual, expected, f"window of {window}", ulps=16)
-    for row, L in enumerate(lengths):
-        own = slice(bounds[row], bounds[row + 1])
-        alone = paged_attend(
-            "fast", query[own], keys, values, short[row : row + 1], contexts[row : row + 1], [0, L],
-            window=window,
-        ) if L else actual[own]  # fmt: skip
-        what = f"sequence {row} with (queries, keys) = {MIXED[row]}"
-        np.testing.assert_array_equal(bits(actual[own]), bits(alone), what)
-
-
-@pytest.mark.parametrize("window", [0, 20, 290])
+@pytest.mark.parametrize("window", [0, 1, 20, 31, 290])
 @pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
+@pytest.mark.parametrize("has_sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("mode", ["plain", "asan", "race"])
-def test_sinks(window, is_int8, mode):
-    """The first split of a sequence has its sinks, even if all keys of the split are hidden."""
-    contexts, lengths, sinks = [*(S for _, S in MIXED), 700], [*(L for L, _ in MIXED), 2], random(2)
-    keys, values, table = cut_into_pages(sequences(contexts, 1, 16), 16)
-    keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
+def test_windows_and_sinks(page_size, window, is_int8, has_sinks, mode):
+    """Pages before the window are freed, and the kernel must not read them.
+
+    The first split of a sequence has its sinks, even if all keys of the split are hidden.
+    """
+    lengths, contexts = zip(*MIXED, (2, 700), strict=True)
+    keys, values, table = cut_into_pages(sequences(contexts, 1, 16), page_size, seed=page_size)
     if is_int8:
-        keys, values = quantize_rows(keys), quantize_rows(values)
+        keys, values = (quantize_rows(mx.nan_to_num(x)) for x in (keys, values))
     bounds = np.cumsum([0, *lengths]).astype(np.int32)
-    query = random(int(bounds[-1]), 2, 16)
+    query, sinks = random(int(bounds[-1]), 2, 16), random(2) if has_sinks else None
     options = {"window": window, "sinks": sinks}
     expected = ragged_on_cpu(query, keys, values, bounds, contexts, padded(table), **options)
-    pages = keys, values, padded(table), contexts, bounds
-    actual = paged_attend("fast", query, *pages, mode=mode, **options)
+    *pages, rows = keys, values, padded(table)
+    if window:
+        *pages, rows = free_pages_before_window(
+            (keys, values), table, lengths, contexts, page_size, window
+        )
+    actual = paged_attend("fast", query, *pages, rows, contexts, bounds, mode=mode, **options)
     assert_close(actual, expected, f"window of {window}", ulps=16)
-    if window == 0 and not is_int8:
-        readable = paged_attend("readable", query, *pages, sinks=sinks)
+    if has_sinks and window == 0 and not is_int8:
+        readable = paged_attend("readable", query, *pages, rows, contexts, bounds, sinks=sinks)
         assert_close(readable, expected, "readable", ulps=16)
+    for row, L in enumerate(lengths) if mode == "plain" else ():
+        own = slice(bounds[row], bounds[row + 1])
+        one = slice(row, row + 1)
+        alone = actual[own]
+        if L:
+            alone = paged_attend(
+                "fast", query[own], *pages, rows[one], contexts[one], [0, L], **options
+            )
+        what = f"sequence {row} with (queries, keys) = {L, contexts[row]}"
+        np.testing.assert_array_equal(bits(actual[own]), bits(alone), what)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
@@ -283,24 +272,6 @@ def test_unowned_tokens_are_zero(mode, B):
 
 
 @pytest.mark.parametrize("mode", ["plain", "asan", "race"])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=DTYPE_NAMES.get)
-def test_paged_cache_write(mode, dtype):
-    tokens, pages = random(2, 3, H, D, dtype=dtype), random(P, H, PAGE, D, dtype=dtype)
-    slots = mx.array([[0, -1, 71], [72, 9, 40]], mx.int32)
-    inside = tokens.swapaxes(1, 2)  # B×H×L×D
-    expected = kernels.extension().paged_cache_write(pages, inside, slots, stream=mx.cpu)
-    unsigned = np.uint32 if dtype == mx.float32 else np.uint16
-    out = as_bound(pages).view(unsigned).copy()
-    launch = kernels.extension().metal.paged_cache_write_launch(
-        H=H, L=3, D=D, page_size=PAGE, tokens=6, num_slots=P * PAGE,
-        token_strides=[3 * H * D, D, H * D, 1], item_size=dtype.size,
-    )  # fmt: skip
-    arrays = [as_bound(tokens).view(unsigned), np.array(slots), out]
-    run("paged_cache_write/paged_cache_write.metal", launch, arrays, mode)
-    np.testing.assert_array_equal(out, as_bound(expected).view(unsigned))
-
-
-@pytest.mark.parametrize("mode", ["plain", "asan", "race"])
 @pytest.mark.parametrize(("dtype", "D"), [(mx.float32, 33), (mx.float16, 40), (mx.bfloat16, 128)])
 @pytest.mark.parametrize("L", [5, 9])
 def test_int8_pages(mode, dtype, D, L):
@@ -317,19 +288,17 @@ def test_int8_pages(mode, dtype, D, L):
 
 @pytest.mark.parametrize("mode", ["plain", "asan", "race"])
 @pytest.mark.parametrize(("dtype", "D"), [(mx.float32, 33), (mx.float16, 33), (mx.bfloat16, 40)])
-def test_int8_cache_write(mode, dtype, D):
-    tokens = random(2, 3, H, D, dtype=dtype)
-    tokens[0, 0, 1, 3] = float("inf")
-    pages, slots = mx.zeros((P, H, PAGE, D + 7), mx.int8), mx.array([[0, -1, 71], [72, 9, 40]])
-    inside = tokens.swapaxes(1, 2)  # B×H×L×D
-    expected = kernels.extension().paged_cache_write(
-        pages, inside, slots.astype(mx.int32), stream=mx.cpu
-    )
-    out = np.array(pages)
-    launch = kernels.extension().metal.paged_cache_write_int8_launch(
-        H=H, L=3, D=D, page_size=PAGE, row_width=D + 7, tokens=6, num_slots=P * PAGE,
-        token_strides=[3 * H * D, D, H * D, 1], dtype=DTYPE_NAMES[dtype],
-    )  # fmt: skip
-    arrays = [as_bound(tokens), np.array(slots.astype(mx.int32)), out]
-    run("paged_cache_write/paged_cache_write.metal", launch, arrays, mode)
-    np.testing.assert_array_equal(out, np.array(expected))
+@pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
+def test_paged_cache_write(mode, dtype, D, is_int8):
+    tokens, pages = random(2, 3, H, D, dtype=dtype), random(P, H, PAGE, D, dtype=dtype)
+    if is_int8:
+        tokens[0, 0, 1, 3] = mx.inf
+        pages = mx.zeros((P, H, PAGE, D + 7), mx.int8)
+    slots = mx.array([[0, -1, 71], [72, 9, 40]], mx.int32)
+
+    def write(stream):
+        inside = tokens.swapaxes(1, 2)  # B×H×L×D
+        return (kernels.paged_cache_write(pages, inside, slots, stream=stream),)
+
+    [actual], [expected] = gpu_results(write, mode), write(mx.cpu)
+    assert mx.array_equal(actual, expected)

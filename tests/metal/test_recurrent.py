@@ -6,8 +6,16 @@ import mlx.core as mx
 import pytest
 
 from tests.metal.support import NO_CLANG, assert_equals_cpu, on_gpu
-from tests.ops.recurrent_problems import Batch, conv_problem, delta_problem, ragged_batch
-from tests.support import DTYPES, assert_same_bits, random
+from tests.ops.recurrent_problems import (
+    CONV,
+    DELTA,
+    Batch,
+    assert_chunks_are_bitwise_equal,
+    conv_problem,
+    delta_problem,
+    ragged_batch,
+)
+from tests.support import DTYPES, assert_same_bits
 from tiny_llm import kernels
 from tools.metal_emulator import Device, emulated_gpu, has_clang
 
@@ -70,35 +78,7 @@ def gpu() -> Iterator[Device]:
         yield device
 
 
+@pytest.mark.parametrize("op", [CONV, DELTA], ids=["conv", "delta"])
 @pytest.mark.parametrize("chunk", [1, 3, 7])
-def test_bitwise_equal_in_batches_and_chunks(gpu, chunk):
-    stream = gpu.stream()
-    whole = delta_problem(1, 2, 24, 40, Batch((7,), (2,), (2,) * 7), mx.float32)
-    weight, conv_states = random(128, 4), random(9, 3, 128)
-    slots = {name: whole[name] for name in ("cu_seqlens", "read_slots", "write_slots")}
-    y, conv_expected = kernels.causal_conv1d(
-        whole["qkv"], weight, conv_states, **slots, stream=stream
-    )
-    o, expected = kernels.gated_delta_rule(**whole, num_k_heads=1, stream=stream)
-    mx.eval(y, o)
-    conv_new, new = conv_states + 0, whole["states"] + 0
-    for t in range(0, 7, chunk):
-        n = min(chunk, 7 - t)
-        step = Batch((3, n), (5, 2), (-1, 5, -1) + (-1,) * (n - 1) + (2,))
-        arrays = whole | delta_problem(1, 2, 24, 40, step, mx.float32) | {"states": new}
-        arrays |= {name: whole[name] for name in ("A_log", "dt_bias")}
-        for name in ("qkv", "a", "b"):
-            arrays[name] = mx.concatenate([arrays[name][:3], whole[name][t : t + n]])
-        del new  # `arrays` has the only reference, so states are updated in place
-        y_part, conv_new = kernels.causal_conv1d(
-            arrays["qkv"], weight, conv_new, **step.arrays, overwrite=True, stream=stream
-        )
-        o_part, new = kernels.gated_delta_rule(
-            **arrays, num_k_heads=1, overwrite=True, stream=stream
-        )
-        del arrays
-        mx.eval(y_part, o_part, conv_new, new)
-        assert_same_bits(y_part[3:], y[t : t + n], "y")
-        assert_same_bits(o_part[3:], o[t : t + n], "o")
-    assert_same_bits(conv_new[2], conv_expected[2], "convolution's state")
-    assert_same_bits(new[2], expected[2], "state")
+def test_bitwise_equal_in_batches_and_chunks(gpu, op, chunk):
+    assert_chunks_are_bitwise_equal(op, chunk, mx.float32, overwrite=True, stream=gpu.stream())

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tools.metal_emulator import has_clang
+from tools.metal_emulator import MetalError, compiler, has_clang
 
 KERNELS = Path(__file__).parent / "kernels"
 bfloat16 = ml_dtypes.bfloat16
@@ -31,6 +31,10 @@ def assert_close(result, expected, relative):
     assert np.abs(result - expected).max() <= relative * np.abs(expected).max()
 
 
-def source(body, includes="#include <metal_stdlib>\nusing namespace metal;\n"):
-    """Metal source text: `body` after the standard two-line prologue."""
-    return includes + body
+def findings(path):
+    """Errors that the type check reports for a file."""
+    try:
+        compiler.check(compiler.prepare(path, (), {}, {}))
+    except MetalError as error:
+        return error.diagnostics
+    return []

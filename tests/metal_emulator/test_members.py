@@ -4,9 +4,7 @@
 
 import pytest
 
-from tools.metal_emulator import MetalError, compiler
-
-from .support import needs_clang
+from .support import findings, needs_clang
 
 pytestmark = needs_clang
 
@@ -67,19 +65,15 @@ RIGHT = {
 }  # fmt: skip
 
 
-def findings(folder, function):
+def findings_of(folder, function):
     path = folder / "k.metal"
     path.write_text(FILE.format(function=function))
-    try:
-        compiler.check(compiler.prepare(path, (), {}, {}))
-    except MetalError as error:
-        return error.diagnostics
-    return []
+    return findings(path)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_this_needs_thread_address_space(tmp_path, name):
-    found = findings(tmp_path, WRONG[name])
+    found = findings_of(tmp_path, WRONG[name])
     assert found
     assert {diagnostic.line for diagnostic in found} == {LINE}
     assert all("Metal 4.1" in diagnostic.message for diagnostic in found)
@@ -89,9 +83,9 @@ def test_this_needs_thread_address_space(tmp_path, name):
 def test_this_with_thread_address_space_is_accepted(tmp_path, name):
     function = WRONG[name].replace(") {", ") thread {").replace(") const {", ") const thread {")
     function = function.replace("2; i++) thread {", "2; i++) {")
-    assert findings(tmp_path, function) == []
+    assert findings_of(tmp_path, function) == []
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_values_are_copied_in_any_address_space(tmp_path, name):
-    assert findings(tmp_path, RIGHT[name]) == []
+    assert findings_of(tmp_path, RIGHT[name]) == []

@@ -7,9 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tools.metal_emulator import MetalError, compiler
-
-from .support import KERNELS, needs_clang
+from .support import KERNELS, findings, needs_clang
 
 pytestmark = needs_clang
 
@@ -106,14 +104,6 @@ ERRORS = {
     "pointer arithmetic across address spaces": ("STORE", "value * pair.a", "(x - shared)",
         "address space|invalid operands|incompatible"),
 }  # fmt: skip
-
-
-def findings(path):
-    try:
-        compiler.check(compiler.prepare(path, (), {}, {}))
-    except MetalError as error:
-        return error.diagnostics
-    return []
 
 
 def with_type_error(line, old, new):

@@ -10,10 +10,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
+from tests.support import assert_same_bits
 from tiny_llm.engine.execution.paged_model import Span, ragged_batch
-from tiny_llm.models import ServingModel
 from tiny_llm.models.checkpoint.dummy import random_tensors
+from tiny_llm.models.checkpoint.weights import read_checkpoint
+from tiny_llm.models.families.decoder import Decoder
 
 # Small sizes that allow quantization in groups of 64; the vocabulary size is odd.
 SIZES: dict[str, Any] = {
@@ -123,11 +126,22 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: dict[str,
     return folder
 
 
+def arrays_of(folder: Path, config: Mapping[str, Any], **options: Any) -> dict[str, mx.array]:
+    """Arrays of a checkpoint, by path; `options` are those of `read_checkpoint`."""
+    return dict(tree_flatten(read_checkpoint(folder, config, **options)))
+
+
+def assert_same_arrays(actual: dict[str, mx.array], expected: dict[str, mx.array]) -> None:
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        assert_same_bits(actual[name], expected[name], name)
+
+
 PAGES_PER_SEQUENCE = 16
 
 
 def run_steps(
-    model: ServingModel,
+    model: Decoder,
     steps: Sequence[Mapping[int, range]],
     token: Callable[[int, int], int] = lambda position, sequence: 3 + position * 7 % 90,
 ) -> mx.array:
@@ -159,14 +173,14 @@ def run_steps(
     return mx.concatenate(logits)
 
 
-def sequence_logits(model: ServingModel, ids: Sequence[int], ends: Sequence[int] = ()) -> mx.array:
+def sequence_logits(model: Decoder, ids: Sequence[int], ends: Sequence[int] = ()) -> mx.array:
     """Logits of one sequence, tokens × vocabulary, in chunks ending at `ends`."""
     bounds = [0, *(ends or [len(ids)])]
     chunks = [{0: range(*pair)} for pair in itertools.pairwise(bounds)]
     return run_steps(model, chunks, lambda position, sequence: ids[position])
 
 
-def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+def greedy_tokens(model: Decoder, prompt: Sequence[int], num_tokens: int) -> list[int]:
     ids = list(prompt)
     storage = model.create_paged_storage(PAGES_PER_SEQUENCE, 2)
     page_ids = array("i", range(PAGES_PER_SEQUENCE))
@@ -181,7 +195,7 @@ def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -
     return ids[len(prompt) :]
 
 
-def run_sequence(model: ServingModel) -> mx.array:
+def run_sequence(model: Decoder) -> mx.array:
     """Runs one sequence in chunks of 1 to 40 tokens; recomputes three positions."""
     steps, position = [], 0
     for length in (5, 1, 1, 1, 2, 2, 2, 40, 1, 1, -3, 1, 1, 25, 1, 1, 1):
@@ -191,7 +205,7 @@ def run_sequence(model: ServingModel) -> mx.array:
     return run_steps(model, steps)
 
 
-def run_changing_batch(model: ServingModel) -> mx.array:
+def run_changing_batch(model: Decoder) -> mx.array:
     """Decodes two sequences in three slots; one finishes and another joins."""
     steps: list[dict[int, range]] = [{0: range(50)}, {2: range(60)}]
     steps += [{0: range(50 + i, 51 + i), 2: range(60 + i, 61 + i)} for i in range(10)]

@@ -2,10 +2,15 @@
 
 import pytest
 
-from tests.support import chat_prompt
-from tiny_llm import LLM, Qwen3ModelWeek2, SamplingParams, load, simple_generate_with_kv_cache
-from tiny_llm.demo import DRAFT_PATH, HYBRID_PATH, TARGET_PATH
-from tiny_llm.demo.prompts import BATCH_PROMPTS, INTRODUCTION_PROMPT, SHARED_PARAGRAPH
+from tiny_llm import LLM, SamplingParams, load
+from tiny_llm.demo import (
+    BATCH_PROMPTS,
+    DRAFT_PATH,
+    HYBRID_PATH,
+    INTRODUCTION_PROMPT,
+    SHARED_PARAGRAPH,
+    TARGET_PATH,
+)
 
 # Text that each output must contain, in the order of BATCH_PROMPTS and the introduction.
 QUESTIONS = [*BATCH_PROMPTS, INTRODUCTION_PROMPT]
@@ -14,13 +19,6 @@ EXPECTED = [
     *("request", "September", "one token", "honey cake", "telescope", "Doran Vell", "weight"),
     *("Saturday", "tiny-llm", "predict the next token"),
 ]
-
-
-def generate(demo, question: str, enable_thinking: bool) -> str:
-    mlx_model, tokenizer = demo
-    prompt = chat_prompt(tokenizer, question, enable_thinking)
-    model = Qwen3ModelWeek2(mlx_model)
-    return simple_generate_with_kv_cache(model, tokenizer, prompt, max_tokens=120)
 
 
 @pytest.mark.parametrize(
@@ -49,19 +47,11 @@ def test_eight_prompts_share_a_paragraph():
 
 
 @pytest.mark.parametrize("enable_thinking", [False, True])
-@pytest.mark.parametrize(
-    ("question", "expected"), list(zip(QUESTIONS, EXPECTED, strict=True)), ids=EXPECTED
-)
-def test_answers(demo, question, expected, enable_thinking):
-    assert expected in generate(demo, question, enable_thinking).rpartition("</think>")[2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("enable_thinking", [False, True])
-def test_hybrid_answers_the_same_prompts(enable_thinking):
+@pytest.mark.parametrize("name", ["demo", pytest.param("demo-hybrid", marks=pytest.mark.slow)])
+def test_answers(name, enable_thinking):
     prompts = [[{"role": "user", "content": text}] for text in QUESTIONS]
     params = SamplingParams(temperature=0, max_tokens=120)
-    llm = LLM("demo-hybrid", kv_cache_bytes=2**26)
+    llm = LLM(name, kv_cache_bytes=2**26)
     outputs = llm.generate(prompts, params, enable_thinking=enable_thinking)
     for output, expected in zip(outputs, EXPECTED, strict=True):
         assert expected in output.text.rpartition("</think>")[2]

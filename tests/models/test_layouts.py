@@ -13,16 +13,18 @@ from mlx.utils import tree_flatten
 from tests.models import parity
 from tests.models.parity import MODELS, SIZES, delta_net, experts
 from tests.models.support import (
+    arrays_of,
+    assert_same_arrays,
     import_references,
     random_ids,
     sequence_logits,
     transformers_logits,
     write_checkpoint,
 )
-from tests.support import as_numpy, assert_same_bits
+from tests.support import as_numpy
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.families import decoder
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
 
 Tensors = dict[str, mx.array]
 
@@ -44,16 +46,6 @@ def config_of(folder: Path) -> dict[str, Any]:
 def state_of(theirs: Any) -> Tensors:
     """Tensors of a model in memory, without transformers' conversion on saving."""
     return {name: mx.array(x.numpy()) for name, x in theirs.state_dict().items()}
-
-
-def arrays_of(folder: Path, config: dict[str, Any]) -> Tensors:
-    return dict(tree_flatten(read_checkpoint(folder, config).parameters()))
-
-
-def assert_same_arrays(actual: Tensors, expected: Tensors) -> None:
-    assert actual.keys() == expected.keys()
-    for name, array in expected.items():
-        assert_same_bits(actual[name], array, name)
 
 
 def renamed(tensors: Tensors, prefixes: dict[str, str]) -> Tensors:

@@ -13,11 +13,11 @@ from tests.models.support import FAMILIES, HYBRID, HYBRID_MIXTURE, MIXTURE, name
 from tiny_llm import ModelError, load_weights
 from tiny_llm.kv_storage.int8_rows import KV_CACHE_DTYPES
 from tiny_llm.models.checkpoint.dummy import random_tensors
-from tiny_llm.models.checkpoint.quantization import MODES
 from tiny_llm.models.checkpoint.sharding import RankShard
+from tiny_llm.models.checkpoint.tensor_shapes import MODES
 from tiny_llm.models.families.registry import read_config
-from tiny_llm.models.model_size import model_size
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
+from tiny_llm.models.memory import model_size
 
 QUANTIZATIONS = [
     None,
@@ -128,7 +128,7 @@ def test_no_weights_are_read(tmp_path):
     write_sparse(folder, {**UNTIED, "vocab_size": 2**22})
     program = (
         "import resource; from pathlib import Path\n"
-        "from tiny_llm.models.model_size import model_size\n"
+        "from tiny_llm.models.memory import model_size\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         f"assert model_size(Path({str(folder)!r})).weight_bytes > 2e9\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"

@@ -18,7 +18,7 @@ from tests.models.support import (
 from tests.support import as_numpy, chat_prompt, token_prompts
 from tiny_llm import LLM, Qwen3ModelWeek1, SamplingParams, load
 from tiny_llm.models.checkpoint.weights import read_checkpoint
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
 
 QUESTIONS = [
     "What is the capital of France?",

@@ -60,16 +60,15 @@ def write_model(folder: Path, with_head: bool, pooling: dict[str, Any] | None) -
         if "token" in file.name:
             shutil.copy(file, folder)
     if pooling is not None:
-        write_modules(folder, MODULES)
+        (folder / "modules.json").write_text(json.dumps(modules(MODULES)))
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     return theirs
 
 
-def write_modules(folder: Path, types: dict[str, str]) -> None:
-    """Writes sentence-transformers' list of modules, {path: type}."""
-    modules = [{"path": path, "type": kind} for path, kind in types.items()]
-    (folder / "modules.json").write_text(json.dumps(modules))
+def modules(types: dict[str, str]) -> list[dict[str, str]]:
+    """sentence-transformers' list of modules, from {path: type}."""
+    return [{"path": path, "type": kind} for path, kind in types.items()]
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +133,8 @@ def test_folders_of_sentence_transformers_6(embedder, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(embedder[0], folder)
     types = [f"sentence_transformers.base.modules.{x}" for x in ("Transformer", "pooling.Pooling")]
-    write_modules(folder, dict(zip(("", "pool"), types, strict=True)))
+    listed = modules(dict(zip(("", "pool"), types, strict=True)))
+    (folder / "modules.json").write_text(json.dumps(listed))
     (folder / "1_Pooling").rename(folder / "pool")
     config = {"embedding_dimension": 32, "pooling_mode": "lasttoken", "include_prompt": True}
     (folder / "pool" / "config.json").write_text(json.dumps(config))
@@ -146,19 +146,28 @@ def test_folders_of_sentence_transformers_6(embedder, tmp_path):
         LLM(folder)
 
 
-def test_modules_after_pooling_are_rejected(tmp_path):
-    write_model(tmp_path, with_head=False, pooling=LAST_TOKEN)
-    write_modules(tmp_path, {**MODULES, "2_Dense": "sentence_transformers.models.Dense"})
-    with pytest.raises(UserError, match="has a module of type 'Dense', expected only Transformer"):
-        LLM(tmp_path)
+DENSE = {**MODULES, "2_Dense": "sentence_transformers.models.Dense"}
 
 
-@pytest.mark.parametrize("mode", ["pooling_mode_mean_tokens", "pooling_mode_cls_token"])
-def test_unsupported_pooling_layers_are_rejected(tmp_path, mode):
-    write_model(tmp_path, with_head=False, pooling={mode: True})
-    message = f"has {mode}, expected pooling_mode_lasttoken only"
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("modules.json", modules(DENSE), "has a module of type 'Dense', expected only Transformer"),
+        *(
+            (
+                "1_Pooling/config.json",
+                {mode: True},
+                f"has {mode}, expected pooling_mode_lasttoken only",
+            )
+            for mode in ("pooling_mode_mean_tokens", "pooling_mode_cls_token")
+        ),
+    ],
+)
+def test_unsupported_modules_are_rejected(embedder, tmp_path, file, content, message):
+    folder = shutil.copytree(embedder[0], tmp_path / "model")
+    (folder / file).write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
-        LLM(tmp_path)
+        LLM(folder)
 
 
 @pytest.mark.parametrize(

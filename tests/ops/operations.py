@@ -27,9 +27,11 @@ class Operation:
         columns: row length I of valid and of invalid calls.
         non_finite: outputs of a row that a non-finite input makes non-finite: the "element" in its
             place, "any" or "all"; "" if inputs are not numbers or NaN is ordered.
+        has_empty_rows: whether a row may have no elements.
         any_shape: whether rows may have any number of leading dimensions.
         gpu_ulps: largest difference of the Metal kernel from the CPU's; None without a kernel.
         options: further arguments of every call.
+        variant: distinguishes entries of one operation, unless their options do.
     """
 
     name: str
@@ -38,14 +40,16 @@ class Operation:
     invalid: Sequence[tuple[Arguments, str]] = ()
     columns: tuple[int, int] = (131, 8)
     non_finite: str = "any"
+    has_empty_rows: bool = True
     any_shape: bool = True
     dtypes: Sequence[mx.Dtype] = tuple(DTYPES)
     gpu_ulps: float | None = None
     options: Arguments = field(default_factory=dict)
+    variant: str = ""
 
     @property
     def label(self) -> str:
-        return "-".join([self.name, *map(str, self.options.values())])
+        return "-".join(filter(None, [self.name, *map(str, self.options.values()), self.variant]))
 
     def __call__(self, stream: Any = None, **arguments: Any) -> tuple[mx.array, ...]:
         """Evaluated results."""
@@ -89,8 +93,8 @@ def prepacked(arguments: Arguments) -> Arguments:
 
 
 def adapter_ids(M: int) -> mx.array:
-    """No adapter, the first, the second, an unknown one."""
-    return mx.array([row % 4 - 1 for row in range(M)], dtype=mx.int32)
+    """No adapter, four adapters, an unknown one."""
+    return mx.array([row % 6 - 1 for row in range(M)], dtype=mx.int32)
 
 
 INVALID_MATRIX = [
@@ -105,9 +109,9 @@ OPERATIONS = [
     *(
         Operation(
             "swiglu",
-            lambda dtype, M, I: {
-                "gate": random(M, I, dtype=dtype, scale=4),
-                "up": random(M, I, dtype=dtype),
+            lambda dtype, M, I, scale=scale: {
+                "gate": random(M, I, dtype=dtype, scale=4 * scale),
+                "up": random(M, I, dtype=dtype, scale=scale),
             },
             rows=("gate", "up"),
             invalid=[
@@ -123,12 +127,15 @@ OPERATIONS = [
                     'expected activation "silu", "gelu_tanh" or "swigluoai", got "relu"',
                 ),
             ],
-            # gpt-oss's function clamps an infinite input.
             non_finite="" if "swigluoai" in options.values() else "element",
             gpu_ulps=2,
             options=options,
         )
-        for options in ({}, {"activation": "gelu_tanh"}, {"activation": "swigluoai"})
+        for options, scale in (
+            ({}, 1),
+            ({"activation": "gelu_tanh"}, 1),
+            ({"activation": "swigluoai"}, 3),  # gpt-oss's function clamps its inputs at 7
+        )
     ),
     Operation(
         "add_bias",
@@ -152,6 +159,18 @@ OPERATIONS = [
         ],
         non_finite="element",
         gpu_ulps=0,
+    ),
+    Operation(
+        "add_bias",
+        lambda dtype, M, I: {
+            "x": random(M, I, dtype=dtype),
+            "bias": random(5, I, dtype=dtype),
+            "experts": mx.random.randint(0, 5, (M,), mx.uint32),
+        },
+        rows=("x", "experts"),
+        non_finite="element",
+        any_shape=False,
+        variant="experts",
     ),
     Operation(
         "scaled_sum",
@@ -223,7 +242,10 @@ OPERATIONS = [
     ),
     Operation(
         "sigmoid_gate",
-        lambda dtype, M, I: {x: random(M, I, dtype=dtype) for x in ("x", "gate")},
+        lambda dtype, M, I: {
+            "x": random(M, I, dtype=dtype),
+            "gate": random(M, I, dtype=dtype, scale=4),
+        },
         rows=("x", "gate"),
         invalid=[
             ({"x": zeros(2, 8, dtype=mx.int32)}, f"expected x in {FLOATS}"),
@@ -313,7 +335,7 @@ OPERATIONS = [
             "x": random(M, I, dtype=dtype),
             "lora_a": random(21, I, dtype=dtype),
             "lora_b": random(21, 203, dtype=dtype),
-            "rank_offsets": mx.array([0, 5, 21], dtype=mx.int32),
+            "rank_offsets": mx.array([0, 4, 4, 20, 21], dtype=mx.int32),
             "adapter_ids": adapter_ids(M),
         },
         rows=("y", "x", "adapter_ids"),
@@ -372,6 +394,7 @@ OPERATIONS = [
         columns=(256, 128),
         non_finite="all",
         dtypes=HALVES,
+        variant="8 bits",
     ),
     Operation(
         "multi_quantized_matmul",
@@ -434,6 +457,7 @@ OPERATIONS = [
         columns=(256, 128),
         non_finite="all",
         dtypes=HALVES,
+        variant="prepacked",
     ),
     Operation(
         "grouped_quantized_matmul",
@@ -448,6 +472,7 @@ OPERATIONS = [
         columns=(256, 128),
         non_finite="all",
         dtypes=HALVES,
+        variant="prepacked",
     ),
     Operation(
         "quantized_embedding",
@@ -456,5 +481,30 @@ OPERATIONS = [
         columns=(256, 128),
         non_finite="",
         dtypes=HALVES,
+        variant="prepacked",
+    ),
+    Operation(
+        "flash_attention",
+        lambda dtype, M, I: {
+            "query": random(M, 4, 5, I, dtype=dtype),
+            **{name: random(M, 2, 9, I, dtype=dtype) for name in ("key", "value")},
+            "causal": True,
+        },
+        rows=("query", "key", "value"),
+        columns=(40, 16),
+        has_empty_rows=False,
+    ),
+    Operation(
+        "paged_attention",
+        lambda dtype, M, I: {
+            "query": random(M, 4, 3, I, dtype=dtype),
+            **{name: random(7, 2, 8, I, dtype=dtype) for name in ("key_pages", "value_pages")},
+            "block_table": mx.random.randint(0, 7, (M, 2)),
+            "context_lens": mx.random.randint(3, 17, (M,)),
+        },
+        rows=("query", "block_table", "context_lens"),
+        columns=(40, 16),
+        has_empty_rows=False,
+        any_shape=False,
     ),
 ]

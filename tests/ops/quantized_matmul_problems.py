@@ -2,22 +2,23 @@
 
 import mlx.core as mx
 import numpy as np
-import pytest
 
 from tests.support import (
     EPSILON,
     as_numpy,
     assert_close,
-    assert_same_bits,
     describe_mismatches,
     random,
 )
-from tiny_llm import kernels, quantized_matmul
+from tiny_llm import quantized_matmul
 
 HALVES = [mx.bfloat16, mx.float16]
 
 
 def problem(M, I, O, bits, group_size, dtype, scale_dtype=None):
+    """Arguments of `quantized_matmul`; bits may be "e2m1"."""
+    if bits == "e2m1":
+        return problem_in_floating_point(M, I, O, group_size, dtype)
     a = random(M, I, dtype=dtype)
     weights = random(O, I, dtype=scale_dtype or dtype)
     b, scales, biases = mx.quantize(weights, group_size=group_size, bits=bits)
@@ -72,19 +73,6 @@ def evaluated(*args) -> mx.array:
     result = quantized_matmul(*args)
     mx.eval(result)
     return result
-
-
-def assert_fixed_point_kernels_are_bitwise_equal(monkeypatch, arguments) -> None:
-    """Skips without at least two instruction sets whose kernels sum the same integers."""
-    isas = fixed_point_isas(arguments[3], arguments[4].dtype)
-    sets = [name for name in isas if name in kernels.extension().instruction_sets()]
-    if len(sets) < 2:
-        pytest.skip(f"needs two of {', '.join(isas)}")
-    products = []
-    for name in sets:
-        monkeypatch.setenv("TINY_LLM_CPU_ISA", name)
-        products.append(evaluated(*arguments))
-        assert_same_bits(products[-1], products[0], name)
 
 
 def assert_rows_are_batch_invariant(scales, biases, group_size, bits, a, b) -> None:

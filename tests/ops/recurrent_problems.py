@@ -1,12 +1,14 @@
-"""Recurrent operations: random ragged batches and float64 references."""
+"""Recurrent operations: random ragged batches, float64 references, chunks."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from tests.support import random
+from tests.support import assert_same_bits, random
+from tiny_llm import kernels
 
 SLOTS = 9
 
@@ -131,3 +133,72 @@ def gated_delta_rule(
             if batch.write_slots[t] >= 0:
                 new[batch.write_slots[t]] = state
     return out, new
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A recurrent operation.
+
+    Attributes:
+        problem: arguments of small sizes, given a batch and a dtype.
+        states: name of the argument with the states.
+        tokens: arguments with a row per token.
+        options: further arguments of every call.
+    """
+
+    name: str
+    problem: Callable[[Batch, mx.Dtype], Arrays]
+    states: str
+    tokens: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def lazy(self, **arguments: Any) -> tuple[mx.array, mx.array]:
+        """Results that are not evaluated: outputs and new states."""
+        return getattr(kernels, self.name)(**self.options | arguments)
+
+    def __call__(self, **arguments: Any) -> tuple[mx.array, mx.array]:
+        results = self.lazy(**arguments)
+        mx.eval(results)
+        return results
+
+
+CONV = Recurrence(
+    "causal_conv1d",
+    lambda batch, dtype: conv_problem(4, 40, batch, dtype),
+    states="conv_states",
+    tokens=("x",),
+)
+DELTA = Recurrence(
+    "gated_delta_rule",
+    lambda batch, dtype: delta_problem(1, 2, 24, 40, batch, dtype),
+    states="states",
+    tokens=("qkv", "a", "b"),
+    options={"num_k_heads": 1},
+)
+
+
+def assert_chunks_are_bitwise_equal(
+    op: Recurrence, chunk: int, dtype: mx.Dtype, **options: Any
+) -> None:
+    """Compares one step of 12 tokens with steps of `chunk` tokens beside another sequence.
+
+    With `overwrite=True`, the operation must have the only reference to the states.
+    """
+    whole = op.problem(Batch((12,), (2,), (-1,) * 11 + (2,)), dtype)
+    expected, last = op(**whole, **options | {"overwrite": False})
+    states, rows = whole[op.states] + 0, []
+    for t in range(0, 12, chunk):
+        n = min(chunk, 12 - t)
+        step = Batch((3, n), (5, 2), (-1, 5, -1) + (-1,) * (n - 1) + (2,))
+        arrays = op.problem(step, dtype)
+        arrays |= {name: x for name, x in whole.items() if name not in (*op.tokens, *step.arrays)}
+        for name in op.tokens:
+            arrays[name] = mx.concatenate([arrays[name][:3], whole[name][t : t + n]])
+        arrays[op.states] = states
+        del states
+        part, states = op.lazy(**arrays, **options)
+        del arrays
+        mx.eval(part, states)
+        rows.append(part[3:])
+    assert_same_bits(mx.concatenate(rows), expected, "outputs")
+    assert_same_bits(states[2], last[2], "state")

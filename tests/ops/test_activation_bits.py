@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.ops.quantized_matmul_problems import HALVES, exact, problem, problem_in_floating_point
+from tests.ops.quantized_matmul_problems import HALVES, exact, problem
 from tests.support import EPSILON, as_numpy, assert_same_bits, random
 from tiny_llm import kernels
 from tiny_llm.kernels.prepack import prepack_weight
@@ -39,11 +39,7 @@ def vector_set(instruction_set):
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 def test_matches_rounded_activations(vector_set, half, group_size, bits):
     for M, I, O in SHAPES:
-        arguments = (
-            problem_in_floating_point(M, I, O, group_size, half)
-            if bits == "e2m1"
-            else problem(M, I, O, bits, group_size, half)
-        )
+        arguments = problem(M, I, O, bits, group_size, half)
         scales, biases, _, b_bits, a, b = arguments
         expected, magnitude = exact(scales, biases, group_size, b_bits, rounded(a, group_size), b)
         error = np.abs(as_numpy(multiply(*arguments)) - expected)

@@ -1,12 +1,10 @@
-"""`flash_attention`: batch invariance, layouts and invalid arguments."""
-
-import itertools
+"""`flash_attention`: heads, chunks, layouts, non-finite keys."""
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.ops.attention_problems import MASKS, assert_exact, evaluated, exact, make_mask, problem
+from tests.ops.attention_problems import MASKS, evaluated, make_mask, problem
 from tests.support import (
     as_numpy,
     assert_same_bits,
@@ -26,15 +24,13 @@ def test_transposing_the_result_copies_nothing():
     np.testing.assert_array_equal(as_numpy(back)[1, 4, 48:], as_numpy(out)[1, 3, 4])
 
 
-def test_rows_are_batch_and_head_invariant(instruction_set, dtype):
+def test_rows_are_head_invariant(instruction_set, dtype):
     query, key, value = problem(3, 4, 2, 9, 150, 72, dtype=dtype)
     together = evaluated(query, key, value)
-    for b, h in itertools.product(range(3), range(4)):
-        of_query, of_key = slice(2 * h, 2 * h + 2), slice(h, h + 1)
-        alone = evaluated(
-            query[b : b + 1, of_query], key[b : b + 1, of_key], value[b, h][None, None]
-        )
-        assert_same_bits(alone, together[b : b + 1, of_query], f"sequence {b}, head {h}")
+    for h in range(4):
+        own = slice(2 * h, 2 * h + 2)
+        alone = evaluated(query[:, own], key[:, h : h + 1], value[:, h : h + 1])
+        assert_same_bits(alone, together[:, own], f"head {h}")
 
 
 @pytest.mark.parametrize("D", [24, 72, 128])
@@ -93,24 +89,6 @@ def test_slices_are_not_copied():
     assert mx.get_peak_memory() - before < 100_000
 
 
-@pytest.mark.parametrize("which", ["query", "key", "value"])
-def test_any_strides_are_bitwise_equal(instruction_set, dtype, which):
-    arrays = dict(zip(("query", "key", "value"), problem(2, 2, 2, 70, 70, 20, dtype), strict=True))
-    expected = evaluated(**arrays)
-    x = arrays[which]
-    views = {
-        "last dimension": mx.contiguous(x.swapaxes(2, 3)).swapaxes(2, 3),
-        "first dimension": mx.contiguous(x.swapaxes(0, 2)).swapaxes(0, 2),
-        "strided": mx.repeat(x, 2, axis=3)[..., ::2],
-        "backwards": mx.contiguous(x[:, :, ::-1])[:, :, ::-1],
-    }
-    for name, view in views.items():
-        assert_same_bits(evaluated(**{**arrays, which: view}), expected, name)
-    broadcast = mx.broadcast_to(x[:1, :1, :1], x.shape)
-    expected = evaluated(**{**arrays, which: mx.contiguous(broadcast)})
-    assert_same_bits(evaluated(**{**arrays, which: broadcast}), expected, "broadcast")
-
-
 @pytest.mark.parametrize(
     "shape", [(0, 2, 2, 3, 5, 8), (2, 2, 2, 0, 5, 8), (2, 2, 2, 3, 0, 8), (0, 2, 0, 0, 0, 8)]
 )
@@ -121,10 +99,3 @@ def test_empty_inputs(instruction_set, dtype, shape, mask):
     out = evaluated(query, key, value, mask=make_mask(mask, B, H * group, L, S))
     assert out.shape == (B, H * group, L, D)
     assert not as_numpy(out).any(), "expected zeros for a sequence without keys"
-
-
-def test_large_groups(instruction_set):
-    """150 query heads share a key head, more than fit into a block of rows."""
-    query, key, value = problem(1, 1, 150, 3, 70, 8)
-    actual = evaluated(query, key, value, mask="causal")
-    assert_exact(actual, *exact(query, key, value, 8**-0.5, "causal"))

@@ -7,7 +7,6 @@ import pytest
 from tests.ops.quantized_matmul_problems import (
     HALVES,
     assert_exact_but_for_rounding,
-    assert_fixed_point_kernels_are_bitwise_equal,
     dequantize,
     evaluated,
     problem_in_floating_point,
@@ -33,13 +32,6 @@ def test_values_equal_mxfp4(on_cpu):
     table = kernels.quantized_embedding(mx.arange(16), scales, None, 32, 4, packed)
     assert_same_bits(table, expected.astype(mx.bfloat16), "table rows")
     np.testing.assert_array_equal(dequantize(scales, None, 32, 4, packed), as_numpy(expected))
-
-
-@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("M", [1, 2, 3, 33])
-def test_fixed_point_kernels_are_bitwise_equal(monkeypatch, half, M):
-    arguments = problem_in_floating_point(M, 384, 70, 32, half)
-    assert_fixed_point_kernels_are_bitwise_equal(monkeypatch, arguments)
 
 
 def test_prepacked_weights_are_bitwise_equal_in_all_operations(instruction_set):

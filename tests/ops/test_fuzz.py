@@ -1,9 +1,9 @@
 """Fuzz tests: random arguments for every operation of the extension.
 
-Valid arguments in any layout produce correct results; test_operations.py and the tests of values
-cover the row operations. For invalid arguments, the operation raises
-an error with its name or returns a result, but never crashes the process; silent memory errors are
-detected by `pdm run test-sanitizers`.
+Valid arguments in any layout produce correct results; test_operations.py and test_values.py cover
+the row operations. For invalid arguments, the operation raises an error with its name or returns a
+result, but never crashes the process; silent memory errors are detected by
+`pdm run test-sanitizers`.
 """
 
 import math
@@ -23,6 +23,7 @@ from tiny_llm import kernels
 
 FLOATS = [mx.float32, mx.float16, mx.bfloat16]
 SIZES = st.sampled_from([0, 1, 1, 2, 3, 5, 17, 33])
+EXTREMES = (2**31 - 1, -(2**31))  # of int32
 POSITIVE = st.sampled_from([1, 1, 2, 3, 5, 17, 33])
 Draw = Callable[[st.SearchStrategy], Any]
 Case = tuple[dict[str, Any], Any]  # valid arguments and the expected result in float32
@@ -89,13 +90,16 @@ def cache_write(arguments: Arguments) -> Case:
     L, dtype = min(L, C), draw(st.sampled_from(FLOATS))
     buffer, tokens = arguments.array((B, H, C, D), dtype), arguments.array((B, H, L, D), dtype)
     is_array = draw(st.booleans())
-    possible = st.integers(-3, C - L + 2) if is_array else st.integers(-1, C - L)
-    offsets = [draw(possible) for _ in range(B)]
+    beyond = st.integers(-3, C - L + 2) | st.sampled_from(EXTREMES)
+    offsets = [draw(beyond if is_array else st.integers(-1, C - L)) for _ in range(B)]
+    given: Any = offsets
+    if is_array:
+        given = arguments.random_layout(mx.array(offsets, dtype=mx.int32))
+        offsets = given.tolist()
     out = as_numpy(buffer).copy()
     for b, offset in enumerate(offsets):
         if 0 <= offset <= C - L:
             out[b, :, offset : offset + L] = as_numpy(tokens)[b]
-    given = mx.array(offsets, dtype=mx.int32) if is_array else offsets
     return {"buffer": buffer, "tokens": tokens, "offsets": given}, out
 
 
@@ -168,7 +172,7 @@ def paged_cache_write(arguments: Arguments) -> Case:
     P, H, page_size, D = draw(SIZES), draw(SIZES), draw(POSITIVE), draw(SIZES)
     places, dtype = P * page_size, draw(st.sampled_from(FLOATS))
     pages = arguments.array((P, H, page_size, D), dtype)
-    slots = arguments.rng.permutation(np.arange(-3, places + 3))[: draw(SIZES)]
+    slots = arguments.rng.permutation([*EXTREMES, *range(-3, places + 3)])[: draw(SIZES)]
     tokens = arguments.array((len(slots), H, D), dtype)
     out = as_numpy(pages).copy()
     for token, slot in zip(as_numpy(tokens), slots, strict=True):

@@ -95,7 +95,7 @@ def test_no_rows_and_no_columns(instruction_set, op, dtype):
     assert [x.shape for x in op(**rows_of(op, arguments, slice(0)))] == [
         (0, *s[1:]) for s in shapes
     ]
-    if op.non_finite and I != 256:  # quantized rows have at least one group
+    if op.non_finite and op.has_empty_rows and I != 256:  # quantized rows have at least one group
         none = op(**op.arguments(dtype, 2, 0))
         assert [x.shape for x in none] == [tuple(n * (n != I) for n in s) for s in shapes]
 

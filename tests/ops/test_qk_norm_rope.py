@@ -19,6 +19,8 @@ SHAPES = [  # batch size, tokens, heads, head size
     (2, 3, 5, 34),
     (1, 200, 3, 64),
 ]
+WHOLE = [(shape, shape[-1] // 2) for shape in SHAPES]
+PARTS = [((2, 5, 3, D), W) for W, D in ((1, 4), (3, 16), (8, 66), (32, 256), (256, 512))]
 
 
 def qk_norm_rope(x, weight, cos, sin) -> mx.array:
@@ -34,31 +36,30 @@ def problem(B, L, H, D, dtype):
     return random(B, L, H, D, dtype=dtype), weight, rope, offsets
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_bitwise_equal_to_rms_norm_and_rope(instruction_set, dtype, shape):
-    x, own_weight, rope, offsets = problem(*shape, dtype)
-    cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
-    for weight in (own_weight, random(shape[-1])):
-        expected = rope(kernels.rms_norm(x, weight, EPS), offsets).swapaxes(1, 2)
-        actual = qk_norm_rope(x, weight, cos, sin)
-        assert_close(actual, expected, f"rms_norm, then RoPE; weight {weight.dtype}", ulps=0)
+@pytest.mark.parametrize("weight", ["own dtype", "float32", None])
+@pytest.mark.parametrize(("shape", "W"), WHOLE + PARTS)
+def test_bitwise_equal_to_rms_norm_and_rope(instruction_set, dtype, shape, W, weight):
+    """The first 2·W dimensions equal a head of this size; others are unrotated."""
+    x, own, _, offsets = problem(*shape, dtype)
+    given = {"own dtype": own, "float32": random(shape[-1]), None: None}[weight]
+    rope = RoPE(2 * W, 4096, base=1_000_000)
+    cos, sin = rope.cos_sin(offsets, *shape[:2])
+    normed = x if given is None else kernels.rms_norm(x, given, EPS)
+    rotated = rope(normed[..., : 2 * W], offsets)
+    expected = mx.concatenate([rotated, normed[..., 2 * W :]], axis=-1).swapaxes(1, 2)
+    actual = qk_norm_rope(x, given, cos, sin)
+    assert_close(actual, expected, f"rms_norm, then RoPE of {2 * W} dimensions", ulps=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_readable_layers(instruction_set, dtype, shape):
+def test_equals_readable_layers_and_mlx(instruction_set, dtype, shape):
     x, weight, rope, offsets = problem(*shape, dtype)
-    cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
+    actual = qk_norm_rope(x, weight, *rope.cos_sin(offsets, *shape[:2]))
     expected = rope(RMSNorm(shape[-1], weight, EPS)(x), offsets).swapaxes(1, 2)
     # qk_norm_rope and RMSNorm sum in different orders, which occasionally changes a rounding of the
     # norm. The rotation amplifies the difference by at most √2 and rounds again.
-    ulps = 3 if dtype != mx.float32 else 3 + shape[-1] / 16
-    assert_close(qk_norm_rope(x, weight, cos, sin), expected, "readable layers", ulps)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_mlx(instruction_set, dtype, shape):
-    x, weight, rope, offsets = problem(*shape, dtype)
-    cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
+    in_float32 = shape[-1] / 16 if dtype == mx.float32 else 0
+    assert_close(actual, expected, "readable layers", 3 + in_float32)
     with mx.stream(mx.cpu):
         expected = mx.fast.rope(
             mx.fast.rms_norm(x, weight, EPS).swapaxes(1, 2),
@@ -70,34 +71,7 @@ def test_equals_mlx(instruction_set, dtype, shape):
         )
     # MLX's RoPE rounds cosine and sine to a 16-bit dtype. In float32, the rounding errors of angles
     # grow with the position, up to 1,004.
-    ulps = 4 if dtype != mx.float32 else 4 + shape[-1] / 16
-    assert_close(qk_norm_rope(x, weight, cos, sin), expected, "mx.fast", ulps)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_without_weight_bitwise_equal_to_rope(instruction_set, dtype, shape):
-    x, _, rope, offsets = problem(*shape, dtype)
-    cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
-    expected = rope(x, offsets).swapaxes(1, 2)
-    assert_close(qk_norm_rope(x, None, cos, sin), expected, "RoPE", ulps=0)
-
-
-@pytest.mark.parametrize("normalizes", [True, False], ids=["norm", "without norm"])
-@pytest.mark.parametrize(("W", "D"), [(1, 4), (3, 16), (8, 66), (32, 256), (256, 512)])
-def test_partial_rotation(instruction_set, dtype, W, D, normalizes):
-    """The first 2·W dimensions equal a head of this size; others are unrotated."""
-    x, weight, _, offsets = problem(2, 5, 3, D, dtype)
-    if D == 66:
-        weight = random(D)  # float32
-    weight = weight if normalizes else None
-    rope = RoPE(2 * W, 4096, base=1_000_000)
-    cos, sin = rope.cos_sin(offsets, 2, 5)
-    normed = kernels.rms_norm(x, weight, EPS) if normalizes else x
-    rotated = rope(normed[..., : 2 * W], offsets)
-    expected = mx.concatenate([rotated, normed[..., 2 * W :]], axis=-1).swapaxes(1, 2)
-    assert_close(
-        qk_norm_rope(x, weight, cos, sin), expected, f"first {2 * W} of {D} dimensions", ulps=0
-    )
+    assert_close(actual, expected, "mx.fast", 4 + in_float32)
 
 
 def test_shared_cos_and_sin(instruction_set, dtype):

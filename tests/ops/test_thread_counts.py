@@ -1,5 +1,8 @@
 """All operations on 1 to 4 threads: bitwise equal."""
 
+import pytest
+
+from tests.conftest import INSTRUCTION_SETS
 from tests.support import assert_same_on_any_number_of_threads
 
 PROGRAM = """
@@ -27,7 +30,11 @@ batch, pages, sinks = ragged_batch([30, 1, 7]), (12, 2, 32, 80), mx.arange(8).as
 dense = (2, 2, 333, 80)
 window = {"ends": (0, 1, 60, 90), "lengths": (128, 100, 90), "window": 33}
 sizes = (70, 512), (3, 8192)
-results = [op(**op.arguments(mx.bfloat16, *MI)) for op in OPERATIONS for MI in sizes]
+results = [
+    op(**op.arguments(mx.bfloat16, *MI))
+    for op in OPERATIONS
+    for MI in (sizes if op.has_empty_rows else sizes[:1])  # heads have at most 512 elements
+]
 results += [
     [kernels.flash_attention(x(2, 4, 150, 80), x(*dense), x(*dense), 0.1, True)],
     [kernels.flash_attention(x(2, 8, 60, 80), x(*dense), x(*dense), causal=True, sinks=sinks)],
@@ -42,5 +49,13 @@ print(kernels.extension().num_threads(), *hashes)
 """
 
 
-def test_bitwise_equal_for_any_thread_count():
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.other_isa) for name in INSTRUCTION_SETS[:-1]),
+        INSTRUCTION_SETS[-1],
+    ],
+)
+def test_bitwise_equal_for_any_thread_count(monkeypatch, name):
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", name)
     assert_same_on_any_number_of_threads(PROGRAM)

@@ -11,7 +11,7 @@ from tests.engine.hybrid import CONFIG as HYBRID
 from tests.engine.hybrid import build, write_hybrid
 from tests.engine.spec_decode.test_mtp import record_drafts, write_predictable
 from tests.engine.support import CASES, assert_same_outputs, run_alone, run_cases
-from tests.models.lora.support import random_adapter, write_adapter, write_adapters
+from tests.models.lora_adapters.support import random_adapter, write_adapter, write_adapters
 from tests.models.support import FAMILIES, MIXTURE
 from tests.parallel.test_tensor_parallel import CONFIGS, FORMATS, folder, tokens
 from tests.support import as_numpy

@@ -224,21 +224,6 @@ def test_ctrl_c_in_a_step_keeps_the_ranks_in_sync(monkeypatch):
     assert tokens(engine("demo")) == expected
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_shards_concatenate_to_the_whole(size):
-    # With 2 key/value heads on 4 ranks, two ranks share a head.
-    config = read_config({**CONFIGS["llama"], "intermediate_size": 512})
-    parts = [RankShard(config, rank, size) for rank in range(size)]
-    rows = mx.arange(4 * 32 * 8).reshape(128, 8)
-    for name, axis in (("q_proj", 0), ("up_proj", 0), ("o_proj", 1), ("down_proj", 1)):
-        slices = [part.slice_tensor(f"model.layers.0.x.{name}.weight", rows) for part in parts]
-        assert np.array_equal(as_numpy(mx.concatenate(slices, axis)), as_numpy(rows))
-        assert len({part.shape for part in slices}) == 1
-    heads = [part.kv_head_range for part in parts]
-    assert [head[0] for head in heads] == ([0, 1] if size == 2 else [0, 0, 1, 1])
-    assert sum(len(part.vocab_range) for part in parts) == config.vocab_size
-
-
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "4bit"])
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_shard_read_from_a_file_equals_the_slice(folder, family, kind):

@@ -24,7 +24,7 @@ from tests.support import as_numpy, function_tool, object_schema
 from tiny_llm import LLM, SamplingParams, load_weights
 from tiny_llm.engine.execution.paged_model import Span, ragged_batch
 from tiny_llm.kernels.prepack import copy_tree, row_major_layer
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
 
 QUESTIONS = [
     "What is the capital of France?",

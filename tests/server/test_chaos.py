@@ -21,7 +21,7 @@ from tests.server.fault_injection import FAULTY_PROMPT
 from tests.server.running_server import RunningServer, eventually, request_bytes
 from tests.support import resident_bytes
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.models.model_size import model_size
+from tiny_llm.models.memory import model_size
 
 PROMPTS = ("The capital of France is", "RoPE is", "A long story: " + "word " * 300)
 CLIENTS = 12  # concurrent clients

@@ -1,4 +1,4 @@
-"""`chat --url` with tiny-llm, other servers and failures; rejected flags."""
+"""`chat` in this process, with tiny-llm's server, other servers and failures."""
 
 import http.server
 import io
@@ -15,10 +15,11 @@ import httpx2
 import pytest
 
 from tiny_llm.cli import chat
-from tiny_llm.cli.backends.remote import OpenAIClient, RemoteBackend
+from tiny_llm.cli.backends.remote import RemoteBackend
 from tiny_llm.errors import UserError
 
 FRANCE = "What is the capital of France?\n"
+PARIS = "The capital of France is Paris."
 
 
 def converse(capsys, monkeypatch, lines, *flags):
@@ -29,31 +30,61 @@ def converse(capsys, monkeypatch, lines, *flags):
     return status, out, " ".join(err.split())
 
 
-def test_conversation(server, capsys, monkeypatch):
-    flags = ("--url", server.url, "--reasoning-effort", "none")
-    status, out, err = converse(capsys, monkeypatch, FRANCE + "/reset\n" + FRANCE, *flags)
-    assert (status, out) == (0, "The capital of France is Paris.\n" * 2)
-    assert f"model: demo at {server.url}/v1" in err
+@pytest.fixture(params=["engine", "week3", "url"])
+def model(request):
+    """Flags that select the demo model in this process or on the server."""
+    if request.param != "url":
+        return ["--model", "demo", "--max-tokens", "80", "--loader", request.param]
+    return ["--url", request.getfixturevalue("server").url]
 
 
-def test_reasoning_is_printed_but_not_sent_back(server, capsys, monkeypatch):
-    bodies = []
-    original = OpenAIClient.stream
-    monkeypatch.setattr(
-        OpenAIClient, "stream", lambda self, body: bodies.append(body) or original(self, body)
-    )
-    _, out, _ = converse(capsys, monkeypatch, FRANCE * 2, "--url", server.url)
+each_backend = pytest.mark.parametrize("model", ["engine", "url"], indirect=True)
+
+
+def test_history_is_kept_and_cleared(capsys, monkeypatch, model):
+    lines = "My name is Tom.\nWhat is my name?\n/reset\nWhat is my name?\n"
+    is_remote = "--url" in model
+    effort = ["--reasoning-effort", "none"] if is_remote else []
+    status, out, err = converse(capsys, monkeypatch, lines, *model, *effort)
+    assert status == 0
+    _, named, unnamed = out.splitlines()
+    assert "Tom" in named
+    assert "Tom" not in unnamed
+    assert "history cleared" in err
+    assert (f"model: demo at {model[1]}/v1" if is_remote else "model: demo") in err
+
+
+@each_backend
+def test_reasoning_is_printed_but_not_kept(capsys, monkeypatch, model):
+    contents = []
+    ask = chat.ChatSession.ask
+
+    def recording(self, text):
+        ask(self, text)
+        contents[:] = [message["content"] for message in self.messages]
+
+    monkeypatch.setattr(chat.ChatSession, "ask", recording)
+    thinking = [] if "--url" in model else ["--enable-thinking"]
+    _, out, _ = converse(capsys, monkeypatch, FRANCE * 2, *model, *thinking)
     assert out.startswith("<think>\n")
-    assert "\n</think>\n\nThe capital of France is Paris.\n" in out
-    contents = [message["content"] for message in bodies[1]["messages"]]
-    assert contents == [FRANCE.strip(), "The capital of France is Paris.", FRANCE.strip()]
+    assert f"\n</think>\n\n{PARIS}\n" in out
+    assert contents[:3] == [FRANCE.strip(), PARIS, FRANCE.strip()]
 
 
-def test_chat_continues_after_a_rejected_request(server, capsys, monkeypatch):
-    flags = ("--url", server.url, "--reasoning-effort", "none")
-    status, out, err = converse(capsys, monkeypatch, "word " * 3000 + "\n" + FRANCE, *flags)
-    assert (status, out) == (0, "The capital of France is Paris.\n")
-    assert "server error 400: The prompt is too long" in err
+@each_backend
+def test_chat_continues_after_an_overlong_turn(capsys, monkeypatch, model):
+    effort = ["--reasoning-effort", "none"] if "--url" in model else []
+    lines = "word " * 3000 + "\n" + FRANCE
+    status, out, err = converse(capsys, monkeypatch, lines, *model, *effort)
+    assert (status, out) == (0, f"{PARIS}\n")
+    remote = "server error 400: The prompt is too long"
+    assert (remote if effort else "the model's context length is") in err
+
+
+def test_unknown_command_and_exit(capsys, monkeypatch):
+    _, out, err = converse(capsys, monkeypatch, "/help\n\n/exit\nHello!\n", "--model", "demo")
+    assert out == "", "chat must ignore input after /exit"
+    assert "unknown command /help; /reset clears" in err
 
 
 class EndlessHandler(http.server.BaseHTTPRequestHandler):
@@ -91,18 +122,21 @@ def endless():
         running.shutdown()
 
 
-def test_interrupt_stops_only_the_output(endless):
-    command = [sys.executable, "-m", "tiny_llm.cli.chat", "--url", endless]
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_interrupt_stops_only_the_output(endless, is_remote):
+    model = ["--url", endless] if is_remote else ["--model", "demo"]
+    command = [sys.executable, "-m", "tiny_llm.cli.chat", *model]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(command, text=True, env=os.environ, **pipes)
-    process.stdin.write("Tell me a long story about everything.\n")
+    process.stdin.write("Give me a short introduction to large language model.\n")
     process.stdin.flush()
     assert process.stdout.read(1), "expected output before the interrupt"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate("/exit\n", timeout=60)
+    time.sleep(0.5)  # before the next line, which the interrupt must not stop
+    out, err = process.communicate("/exit\n" if is_remote else FRANCE, timeout=120)
     assert process.returncode == 0
     assert "[stopped]" in err
-    assert EndlessHandler.client_left.wait(60)
+    assert EndlessHandler.client_left.wait(60) if is_remote else "Paris" in out
 
 
 @pytest.mark.parametrize(
@@ -132,12 +166,12 @@ def test_missing_library_error_names_the_extra(capsys, monkeypatch):
     assert "pip install 'tiny-llm[chat]'" in err
 
 
-def stub_backend(content, status=200, *flags, requests=None):
-    """Chat backend of a server with a fixed response."""
+def stub_answer(content, status=200, *flags):
+    """(text, request) of a chat with a server that has a fixed response."""
+    requests = []
 
     def respond(request):
-        if requests is not None:
-            requests.append(request)
+        requests.append(request)
         return httpx2.Response(status, content=content)
 
     parser = chat.make_parser("chat")
@@ -145,18 +179,13 @@ def stub_backend(content, status=200, *flags, requests=None):
     with pytest.MonkeyPatch.context() as patch:
         transport = httpx2.MockTransport(respond)
         patch.setattr(httpx2, "Client", partial(httpx2.Client, transport=transport))
-        return RemoteBackend(args)
+        text = "".join(RemoteBackend(args).stream_chat([{"role": "user"}]))
+    return text, requests[0]
 
 
 def test_request_body():
-    requests = []
     flags = ("--api-key", "a key with é", "--max-tokens", "7", "--seed", "3")
-    list(
-        stub_backend("data: [DONE]\n\n", 200, *flags, requests=requests).stream_chat(
-            [{"role": "user"}]
-        )
-    )
-    (request,) = requests
+    _, request = stub_answer("data: [DONE]\n\n", 200, *flags)
     assert request.url == "http://stub/api/chat/completions"
     assert dict(request.headers.raw)[b"Authorization"] == "Bearer a key with é".encode()
     assert json.loads(request.content) == {
@@ -175,10 +204,7 @@ def events(*deltas):
 
 def test_response_formats_of_other_servers():
     text = ": a comment\n\n" + events({"reasoning": "Hm"}, {"content": "Yes"}, {"content": None})
-    assert (
-        "".join(stub_backend(text + "data: [DONE]\n\n").stream_chat([]))
-        == "<think>\nHm\n</think>\n\nYes"
-    )
+    assert stub_answer(text + "data: [DONE]\n\n")[0] == "<think>\nHm\n</think>\n\nYes"
 
 
 @pytest.mark.parametrize(
@@ -192,5 +218,5 @@ def test_response_formats_of_other_servers():
 )
 def test_failing_server(content, status, message):
     with pytest.raises(UserError) as error:
-        list(stub_backend(content, status).stream_chat([]))
+        stub_answer(content, status)
     assert message in str(error.value)

@@ -99,11 +99,7 @@ SAME_PROMPT = [
         history(MESSAGES, omitted("document")),
     ),
     (MESSAGES, history(MESSAGES, [part("document", source=TEXT)]), history(MESSAGES, "Paris")),
-    (
-        MESSAGES,
-        read(part("document", source=PDF)),
-        read(part("text", text=omitted("document"))),
-    ),
+    (MESSAGES, read(part("document", source=PDF)), read(part("text", text=omitted("document")))),
     # Empty contents
     *(
         (
@@ -146,10 +142,7 @@ def test_same_prompt(server, protocol, messages, same):
             "user\nOne.\nTwo.<|im_end|>",
         ),
         ([{"role": "developer", "content": "Be brief."}, *QUESTION], "system\nBe brief."),
-        (
-            history(CHAT, [part("text", text="Seen:"), IMAGE]),
-            f"Seen:\n{omitted('image')}",
-        ),
+        (history(CHAT, [part("text", text="Seen:"), IMAGE]), f"Seen:\n{omitted('image')}"),
     ],
 )
 def test_prompt(server, messages, text):

@@ -65,14 +65,6 @@ def fuzz(operation, examples):
 
 
 @pytest.mark.slow
-def test_quick_fuzz(server, operations):
-    assert len(operations) >= 12
-    for operation in operations:
-        fuzz(operation, 8)
-    assert server.is_empty
-
-
-@pytest.mark.slow
 def test_fuzz_of_a_hybrid_model(tmp_path):
     server = RunningServer("--model", str(write_hybrid(tmp_path / "model")))
     schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
@@ -83,7 +75,8 @@ def test_fuzz_of_a_hybrid_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_exhaustive_fuzz(server, operations, exhaustive):
+def test_fuzz(server, operations, exhaustive):
+    assert len(operations) >= 12
     for operation in operations:
         # 2,300 give 20,000 requests in total: operations without a body have few distinct requests.
         fuzz(operation, 2300 if exhaustive else 60)

@@ -14,10 +14,7 @@ SENTENCES = {
         (["--generation-config", "mine"], "--generation-config: invalid choice: 'mine'"),
         (["--block-size", "0"], "--block-size: must be at least 1, got 0"),
         (["--model", "nothing"], "unknown model 'nothing'"),
-        (
-            ["--chat-template", "/nowhere"],
-            "the chat template /nowhere cannot be read",
-        ),
+        (["--chat-template", "/nowhere"], "the chat template /nowhere cannot be read"),
     ],
     ONE: [
         (["--lora-modules", "sql"], "argument --lora-modules: must be NAME=DIR, got sql"),

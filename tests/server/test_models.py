@@ -18,7 +18,7 @@ from tests.server.running_server import RunningServer, eventually, read_all
 from tests.support import resident_bytes
 from tiny_llm.cli.serve import ModelArgument, parse_model_argument
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.models.model_size import model_size
+from tiny_llm.models.memory import model_size
 
 KV_BYTES = 4_000_000
 

@@ -148,26 +148,19 @@ def test_requests_are_counted_by_endpoint_method_and_status(server):
 
 
 @pytest.mark.parametrize(
-    ("path", "intended", "advice"),
+    ("path", "advice"),
     [
-        ("/v1/v1/chat/completions", CHAT, "without /v1"),
-        ("/chat/completions", CHAT, "with /v1"),
-        ("/messages", "/v1/messages", "with /v1"),
-        ("/v1/tokenize", "/tokenize", "without /v1"),
+        ("/v1/v1/chat/completions", f"use {CHAT}: end the client's base URL without /v1."),
+        ("/chat/completions", f"use {CHAT}: end the client's base URL with /v1."),
+        ("/messages", "use /v1/messages: end the client's base URL with /v1."),
+        ("/v1/tokenize", "use /tokenize: end the client's base URL without /v1."),
+        *((path, "/docs lists") for path in ("/v1/v1", "/v1/unknown", "/v1/v1/unknown")),
     ],
 )
-def test_hint_for_a_wrong_base_url(server, path, intended, advice):
+def test_hint_for_a_wrong_path(server, path, advice):
     missing = server.post(path, BODY)
-    assert missing.status_code == 404
-    expected = f"Path not found; use {intended}: end the client's base URL {advice}."
-    assert missing.json()["error"]["message"] == expected
-
-
-@pytest.mark.parametrize("path", ["/v1/v1", "/v1/unknown", "/v1/v1/unknown"])
-def test_no_base_url_hint_for_other_paths(server, path):
-    missing = server.get(path)
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
-    assert "/docs lists" in missing.json()["error"]["message"]
+    assert missing.json()["error"]["message"].startswith(f"Path not found; {advice}")
 
 
 @pytest.mark.slow

@@ -9,19 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.attention_problems import MASKS, assert_exact, evaluated, exact, make_mask, problem
-from tests.support import (
-    as_numpy,
-    assert_close,
-    assert_same_bits,
-    bits,
-    random,
-)
-from tiny_llm import (
-    causal_mask,
-    flash_attention,
-    kernels,
-    scaled_dot_product_attention_grouped,
-)
+from tests.support import as_numpy, assert_close, assert_same_bits, bits, random
+from tiny_llm import causal_mask, flash_attention, kernels, scaled_dot_product_attention_grouped
 
 LENGTHS = [1, 2, 3, 7, 16, 33, 67, 128, 1000]
 

@@ -25,7 +25,7 @@ from tiny_llm import (
     simple_generate_with_kv_cache,
 )
 from tiny_llm.batch import BatchGeneration, Request
-from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.demo import BATCH_PROMPTS
 
 
 @pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2]])

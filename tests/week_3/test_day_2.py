@@ -35,7 +35,7 @@ from tiny_llm import (
 )
 from tiny_llm.attention.paged import paged_attention_reference
 from tiny_llm.batch import BatchGeneration
-from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.demo import BATCH_PROMPTS
 
 
 def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):

@@ -29,7 +29,7 @@ from tiny_llm.engine.scheduling.prefix_cache import PrefixNode
 from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest, RequestState
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 from tiny_llm.kv_storage import KvLayout, LayerKv
-from tiny_llm.kv_storage.planned_layers import layer_cache_views
+from tiny_llm.kv_storage.paged_storage import layer_cache_views
 
 
 @pytest.mark.parametrize("page_size", [3, 64])

@@ -18,7 +18,7 @@ from tiny_llm import (
     simple_generate_with_kv_cache,
     speculative_generate,
 )
-from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.demo import BATCH_PROMPTS
 from tiny_llm.generate import decode_with_cache, stream_generate
 from tiny_llm.generate.speculative import verify_by_matching, verify_by_rejection
 

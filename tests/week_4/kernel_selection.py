@@ -1,5 +1,7 @@
 """Kernel selection by name for the tests of Week 4."""
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -15,35 +17,25 @@ SIMD_ISAS = [
 ]
 
 
-def use_matmul_kernel(
-    name: str, instruction_set: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_kernel("TINY_LLM_MATMUL", name, instruction_set, monkeypatch)
+def kernel_fixture(variable: str, name: str) -> Any:
+    """Fixture: selects an operation's Week 4 kernel on each instruction set.
 
-
-def use_kernel(
-    variable: str, name: str, instruction_set: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Selects an operation's Week 4 kernel and its instruction set.
-
-    Without SIMD kernels for this machine (`instruction_set` is None), the test is skipped, or
-    fails if the extension is not built.
+    Without SIMD kernels for this machine, tests are skipped, or fail if the extension is not built.
+    The value is "portable", the instruction set whose rounding the kernels have.
     """
-    monkeypatch.setenv(variable, name)
-    _use_isa(instruction_set, monkeypatch)
 
+    @pytest.fixture(params=SIMD_ISAS or [None])
+    def select(
+        request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, on_cpu: None
+    ) -> str:
+        monkeypatch.setenv(variable, name)
+        if request.param is not None:
+            monkeypatch.setenv("TINY_LLM_CPU_ISA", request.param)
+        elif kernels.is_built():
+            pytest.skip("no SIMD kernel supports this machine")
+        return "portable"
 
-def use_fused_kernels(instruction_set: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Selects the SIMD kernels of norms, RoPE and SwiGLU."""
-    monkeypatch.setenv("TINY_LLM_FUSED", "vectors")
-    _use_isa(instruction_set, monkeypatch)
-
-
-def _use_isa(instruction_set: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if instruction_set is not None:
-        monkeypatch.setenv("TINY_LLM_CPU_ISA", instruction_set)
-    elif kernels.is_built():
-        pytest.skip("no SIMD kernel supports this machine")
+    return select
 
 
 def prepacked_args(scales, biases, group_size, bits, a, b):

@@ -13,7 +13,7 @@ from tests.ops.quantized_matmul_problems import (
     problem,
 )
 from tests.support import assert_close
-from tests.week_4.kernel_selection import SIMD_ISAS, use_matmul_kernel
+from tests.week_4.kernel_selection import kernel_fixture
 from tiny_llm import kernels
 from tools.metal_emulator import has_clang
 
@@ -27,11 +27,7 @@ def factored(monkeypatch, on_cpu) -> str:
     return "portable"
 
 
-@pytest.fixture(params=SIMD_ISAS or [None])
-def vectors(request, monkeypatch, on_cpu) -> str:
-    """Selects the kernel of task 2 on each supported instruction set."""
-    use_matmul_kernel("vectors", request.param, monkeypatch)
-    return "portable"
+vectors = kernel_fixture("TINY_LLM_MATMUL", "vectors")
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -13,7 +13,7 @@ from tests.ops.quantized_matmul_problems import (
     problem,
 )
 from tests.support import assert_close, assert_equal, tiny_model
-from tests.week_4.kernel_selection import SIMD_ISAS, R, prepacked_args, use_matmul_kernel
+from tests.week_4.kernel_selection import R, kernel_fixture, prepacked_args
 from tiny_llm import Qwen3ModelWeek2, kernels
 from tiny_llm.kernels.prepack import prepack_weight, to_row_major
 from tiny_llm.kernels.roofline import Timings, best_prefetch_distance, bytes_in_flight
@@ -21,14 +21,8 @@ from tiny_llm.kernels.roofline import Timings, best_prefetch_distance, bytes_in_
 SHAPES = [(1, 128, 64), (2, 384, 32), (3, 1024, 160)]  # rows, inputs, outputs
 
 
-@pytest.fixture(params=SIMD_ISAS or [None])
-def prepacked(request, monkeypatch, on_cpu) -> None:
-    use_matmul_kernel("prepacked", request.param, monkeypatch)
-
-
-@pytest.fixture(params=SIMD_ISAS or [None])
-def prefetched(request, monkeypatch, on_cpu) -> None:
-    use_matmul_kernel("prefetched", request.param, monkeypatch)
+prepacked = kernel_fixture("TINY_LLM_MATMUL", "prepacked")
+prefetched = kernel_fixture("TINY_LLM_MATMUL", "prefetched")
 
 
 def test_task_1_first_words_of_rows_are_adjacent():

@@ -11,20 +11,14 @@ from tests.ops.quantized_matmul_problems import (
     problem,
 )
 from tests.support import assert_close
-from tests.week_4.kernel_selection import SIMD_ISAS, prepacked_args, use_matmul_kernel
+from tests.week_4.kernel_selection import kernel_fixture, prepacked_args
 
 # (rows, inputs, outputs), with full and partial row tiles on every instruction set.
 SHAPES = [(1, 128, 32), (3, 128, 64), (8, 384, 32), (13, 256, 96)]
 
 
-@pytest.fixture(params=SIMD_ISAS or [None])
-def panels(request, monkeypatch, on_cpu) -> None:
-    use_matmul_kernel("panels", request.param, monkeypatch)
-
-
-@pytest.fixture(params=SIMD_ISAS or [None])
-def pairs(request, monkeypatch, on_cpu) -> None:
-    use_matmul_kernel("pairs", request.param, monkeypatch)
+panels = kernel_fixture("TINY_LLM_MATMUL", "panels")
+pairs = kernel_fixture("TINY_LLM_MATMUL", "pairs")
 
 
 def assert_each_weight_multiplies_its_activation():

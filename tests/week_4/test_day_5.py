@@ -16,23 +16,16 @@ from tests.support import (
     assert_same_bits,
     random,
 )
-from tests.week_4.kernel_selection import SIMD_ISAS, use_fused_kernels
+from tests.week_4.kernel_selection import kernel_fixture
 from tiny_llm import RMSNorm, RoPE, kernels
 from tiny_llm.basics import silu
 
 EPS = 1e-6
-SIZES = [
-    1,
-    7,
-    64,
-    130,
-    1023,
-]  # row sizes: below a SIMD vector, multiples of it, and multiples plus a remainder
+# Row sizes: below a SIMD vector, multiples of it, and multiples plus a remainder.
+SIZES = [1, 7, 64, 130, 1023]
 
 
-@pytest.fixture(params=SIMD_ISAS or [None])
-def vectors(request, monkeypatch, on_cpu) -> None:
-    use_fused_kernels(request.param, monkeypatch)
+vectors = kernel_fixture("TINY_LLM_FUSED", "vectors")
 
 
 @pytest.fixture

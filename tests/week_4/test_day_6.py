@@ -7,7 +7,7 @@ import pytest
 from tests.ops.attention_problems import assert_exact, evaluated, exact, problem
 from tests.paging import cut_into_pages, padded
 from tests.support import as_numpy, assert_same_bits, assert_same_on_any_number_of_threads
-from tests.week_4.kernel_selection import SIMD_ISAS, use_kernel
+from tests.week_4.kernel_selection import kernel_fixture
 from tiny_llm import kernels
 
 # (batch size, KV heads, query heads per KV head, queries, keys, head size). Some head sizes are not
@@ -23,19 +23,9 @@ PART = 512  # keys per split, as in attention_week4.h
 LONG = [(1, 1, 2, 1, S, 40) for S in (PART - 1, PART, PART + 1, 2 * PART + 77)]
 
 
-@pytest.fixture(params=SIMD_ISAS or [None])
-def scores(request, monkeypatch, on_cpu) -> None:
-    use_kernel("TINY_LLM_ATTENTION", "scores", request.param, monkeypatch)
-
-
-@pytest.fixture(params=SIMD_ISAS or [None])
-def online(request, monkeypatch, on_cpu) -> None:
-    use_kernel("TINY_LLM_ATTENTION", "online", request.param, monkeypatch)
-
-
-@pytest.fixture(params=SIMD_ISAS or [None])
-def split(request, monkeypatch, on_cpu) -> None:
-    use_kernel("TINY_LLM_ATTENTION", "split", request.param, monkeypatch)
+scores = kernel_fixture("TINY_LLM_ATTENTION", "scores")
+online = kernel_fixture("TINY_LLM_ATTENTION", "online")
+split = kernel_fixture("TINY_LLM_ATTENTION", "split")
 
 
 def assert_exact_but_for_rounding(shape, dtype, mask):

@@ -21,7 +21,7 @@ from tests.support import as_numpy, assert_equal
 from tiny_llm.engine.execution.sampler import SamplingRow
 from tiny_llm.engine.inputs.sampling_params import SamplingParams, StructuredOutputs
 from tiny_llm.engine.scheduling.request import EngineRequest
-from tiny_llm.engine.spec_decode.grammar_proposer import (
+from tiny_llm.engine.spec_decode.draft_tokens import (
     MAX_GRAMMAR_DRAFT_TOKENS,
     GrammarProposer,
     forced_tokens,

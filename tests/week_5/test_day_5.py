@@ -20,10 +20,11 @@ from tiny_llm.engine.tool_calls.format import (
     CallStart,
     MalformedCallError,
     TextSource,
+    ToolCallDelta,
     ToolCallFormat,
+    ToolCallOptions,
 )
 from tiny_llm.engine.tool_calls.json_calls import HermesFormat
-from tiny_llm.engine.tool_calls.reader import ToolCallDelta, ToolCallOptions
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 

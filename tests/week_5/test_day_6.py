@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.support import assert_equal
-from tiny_llm.engine.spec_decode.ngram_proposer import (
+from tiny_llm.engine.spec_decode.draft_tokens import (
     ESTIMATE_WINDOW,
     FREE_TOKENS_PER_STEP,
     MAX_MATCH_LENGTH,
     NGRAM_LENGTHS,
     AcceptanceRates,
     NgramIndex,
+    accepted_tokens,
     break_even_probability,
 )
-from tiny_llm.engine.spec_decode.verification import accepted_tokens
 
 Target = Callable[[Sequence[int]], int]  # token ids so far -> next token id
 
@@ -119,29 +119,19 @@ def match_of(text: Sequence[int]) -> tuple[int, int]:
     return index.next_position, index.match_length
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ([1, 2, 3, 4], (-1, 0)),
-        ([1, 2, 3, 9, 1, 2], (2, 2)),
-        ([1, 2, 3, 9, 1, 2, 3], (3, 3)),
-        ([1, 2, 3, 9, 1, 2, 4], (-1, 0)),
-        ([1, 2, 3, 1, 2, 4, 1, 2], (5, 2)),
-        ([1, 2, 3, 9, 1, 2, 4, 9, 1], (5, 2)),
-        ([7, 7], (-1, 0)),
-        ([7, 7, 7], (2, 2)),
-    ],
-    ids=[
-        "no repetition",
-        "repeated pair",
-        "correct prediction",
-        "wrong prediction",
-        "last of two occurrences",
-        "next match",
-        "no match with itself",
-        "overlapping match",
-    ],
-)
+MATCHES = {
+    "no repetition": ([1, 2, 3, 4], (-1, 0)),
+    "repeated pair": ([1, 2, 3, 9, 1, 2], (2, 2)),
+    "correct prediction": ([1, 2, 3, 9, 1, 2, 3], (3, 3)),
+    "wrong prediction": ([1, 2, 3, 9, 1, 2, 4], (-1, 0)),
+    "last of two occurrences": ([1, 2, 3, 1, 2, 4, 1, 2], (5, 2)),
+    "next match": ([1, 2, 3, 9, 1, 2, 4, 9, 1], (5, 2)),
+    "no match with itself": ([7, 7], (-1, 0)),
+    "overlapping match": ([7, 7, 7], (2, 2)),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), MATCHES.values(), ids=MATCHES)
 def test_task_3_examples(text, expected):
     actual = match_of(text)
     assert_equal(actual, expected, f"the next position and match length {expected} ({text})")

@@ -10,8 +10,7 @@ pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
 from tests.support import assert_equal
 from tiny_llm.server.replicas import routing
-from tiny_llm.server.replicas.gateway import ReplicaLostError, ReplicaRequest
-from tiny_llm.server.replicas.pool import RoutedReplicaPool
+from tiny_llm.server.replicas.gateway import ReplicaLostError, ReplicaRequest, RoutedReplicaPool
 from tiny_llm.server.replicas.routing import (
     CHUNK_LENGTH,
     PrefixAwareRouter,
@@ -284,99 +283,78 @@ async def bodies(batches: Any) -> list[bytes]:
     return [message["body"] async for batch in batches for message in batch]
 
 
-def test_task_4_response_is_streamed_and_counted():
-    async def run() -> None:
-        replica = ScriptedReplica(b"1", None, b"2")
-        pool, router = pool_of(replica, ScriptedReplica())
-        batches = stream(pool)
-        first = await anext(batches)
-        assert first[0]["body"] == b"1", f"expected the first body immediately, got {first}"
-        assert pool.loads == {0: 1, 1: 0}, f"expected one request in flight, got {pool.loads}"
-        replica.resume.set()
-        assert_equal(await bodies(batches), [b"2"])
-        assert pool.loads == {0: 0, 1: 0}, f"expected no request in flight, got {pool.loads}"
-        assert_equal(router.choices, [("Once", {0: 0, 1: 0})], "the request's key")
-
-    asyncio.run(run())
+async def test_task_4_response_is_streamed_and_counted():
+    replica = ScriptedReplica(b"1", None, b"2")
+    pool, router = pool_of(replica, ScriptedReplica())
+    batches = stream(pool)
+    first = await anext(batches)
+    assert first[0]["body"] == b"1", f"expected the first body immediately, got {first}"
+    assert pool.loads == {0: 1, 1: 0}, f"expected one request in flight, got {pool.loads}"
+    replica.resume.set()
+    assert_equal(await bodies(batches), [b"2"])
+    assert pool.loads == {0: 0, 1: 0}, f"expected no request in flight, got {pool.loads}"
+    assert_equal(router.choices, [("Once", {0: 0, 1: 0})], "the request's key")
 
 
-def test_task_4_closed_stream_is_no_longer_counted():
+async def test_task_4_closed_stream_is_no_longer_counted():
     """If the client disconnects, the gateway closes the response generator."""
-
-    async def run() -> None:
-        replica = ScriptedReplica(b"1", None, b"2")
-        pool, router = pool_of(replica)
-        batches = stream(pool)
-        await anext(batches)
-        await batches.aclose()
-        assert pool.loads == {0: 0}, f"expected no request in flight, got {pool.loads}"
-        assert replica.num_closed == 1, "expected the replica's generator to be closed once"
-        assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
-
-    asyncio.run(run())
+    replica = ScriptedReplica(b"1", None, b"2")
+    pool, router = pool_of(replica)
+    batches = stream(pool)
+    await anext(batches)
+    await batches.aclose()
+    assert pool.loads == {0: 0}, f"expected no request in flight, got {pool.loads}"
+    assert replica.num_closed == 1, "expected the replica's generator to be closed once"
+    assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
 
 
-def test_task_4_failed_request_is_no_longer_counted():
+async def test_task_4_failed_request_is_no_longer_counted():
     """An internal error of a replica does not mean that the replica is lost."""
-
-    async def run() -> None:
-        pool, router = pool_of(ScriptedReplica(RuntimeError("internal error")))
-        with pytest.raises(RuntimeError, match="internal error"):
-            await bodies(stream(pool))
-        assert pool.loads == {0: 0}, f"expected no request in flight, got {pool.loads}"
-        assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
-
-    asyncio.run(run())
+    pool, router = pool_of(ScriptedReplica(RuntimeError("internal error")))
+    with pytest.raises(RuntimeError, match="internal error"):
+        await bodies(stream(pool))
+    assert pool.loads == {0: 0}, f"expected no request in flight, got {pool.loads}"
+    assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
 
 
-def test_task_4_lost_replica_gets_no_further_requests():
-    async def run() -> None:
-        lost, other = ScriptedReplica(ReplicaLostError()), ScriptedReplica(b"2")
-        pool, router = pool_of(lost, other)
-        with pytest.raises(ReplicaLostError):
-            await bodies(stream(pool))
-        assert pool.loads == {1: 0}, f"expected only replica 1 in the pool, got {pool.loads}"
-        assert_equal(router.forgotten, [0], "replica 0 to be forgotten")
-        assert_equal(await bodies(stream(pool)), [b"2"], "the other replica's response")
-        number = pool.add(ScriptedReplica(b"3"))
-        assert (number, pool.loads) == (2, {1: 0, 2: 0}), (
-            f"expected replica 2 and no load, got {number}, {pool.loads}"
-        )
-
-    asyncio.run(run())
+async def test_task_4_lost_replica_gets_no_further_requests():
+    lost, other = ScriptedReplica(ReplicaLostError()), ScriptedReplica(b"2")
+    pool, router = pool_of(lost, other)
+    with pytest.raises(ReplicaLostError):
+        await bodies(stream(pool))
+    assert pool.loads == {1: 0}, f"expected only replica 1 in the pool, got {pool.loads}"
+    assert_equal(router.forgotten, [0], "replica 0 to be forgotten")
+    assert_equal(await bodies(stream(pool)), [b"2"], "the other replica's response")
+    number = pool.add(ScriptedReplica(b"3"))
+    assert (number, pool.loads) == (2, {1: 0, 2: 0}), (
+        f"expected replica 2 and no load, got {number}, {pool.loads}"
+    )
 
 
-def test_task_4_lost_replica_fails_all_its_requests():
-    async def run() -> None:
-        lost = ScriptedReplica(b"1", None, ReplicaLostError())
-        pool, _ = pool_of(lost)
-        both = [stream(pool), stream(pool)]
-        for batches in both:
-            await anext(batches)
-        assert pool.loads == {0: 2}, f"expected two requests in flight, got {pool.loads}"
-        lost.resume.set()
-        results = await asyncio.gather(*map(bodies, both), return_exceptions=True)
-        kinds = [type(result).__name__ for result in results]
-        assert kinds == ["ReplicaLostError"] * 2, (
-            f"expected ReplicaLostError for both requests, got {results}"
-        )
-        assert pool.loads == {}, f"expected an empty pool, got {pool.loads}"
-
-    asyncio.run(run())
+async def test_task_4_lost_replica_fails_all_its_requests():
+    lost = ScriptedReplica(b"1", None, ReplicaLostError())
+    pool, _ = pool_of(lost)
+    both = [stream(pool), stream(pool)]
+    for batches in both:
+        await anext(batches)
+    assert pool.loads == {0: 2}, f"expected two requests in flight, got {pool.loads}"
+    lost.resume.set()
+    results = await asyncio.gather(*map(bodies, both), return_exceptions=True)
+    kinds = [type(result).__name__ for result in results]
+    assert kinds == ["ReplicaLostError"] * 2, (
+        f"expected ReplicaLostError for both requests, got {results}"
+    )
+    assert pool.loads == {}, f"expected an empty pool, got {pool.loads}"
 
 
-def test_task_4_new_requests_see_requests_in_flight():
+async def test_task_4_new_requests_see_requests_in_flight():
     """Requests without a first token count as load."""
-
-    async def run() -> None:
-        replicas = [ScriptedReplica(None, b"1") for _ in range(2)]
-        pool = RoutedReplicaPool(replicas, PrefixAwareRouter(100, max_imbalance=1))
-        responses = [asyncio.create_task(bodies(stream(pool, A + B))) for _ in range(3)]
-        await asyncio.sleep(0)
-        for replica in replicas:
-            replica.resume.set()
-        await asyncio.gather(*responses)
-        counts = [replica.num_requests for replica in replicas]
-        assert counts == [2, 1], f"expected 2 and 1 requests on the replicas, got {counts}"
-
-    asyncio.run(run())
+    replicas = [ScriptedReplica(None, b"1") for _ in range(2)]
+    pool = RoutedReplicaPool(replicas, PrefixAwareRouter(100, max_imbalance=1))
+    responses = [asyncio.create_task(bodies(stream(pool, A + B))) for _ in range(3)]
+    await asyncio.sleep(0)
+    for replica in replicas:
+        replica.resume.set()
+    await asyncio.gather(*responses)
+    counts = [replica.num_requests for replica in replicas]
+    assert counts == [2, 1], f"expected 2 and 1 requests on the replicas, got {counts}"

@@ -17,7 +17,7 @@ from tests.week_6.threaded_ranks import Rank
 from tiny_llm.models.checkpoint.sharding import RankShard
 from tiny_llm.models.families.linear import AdapterBatch
 from tiny_llm.models.families.registry import read_config
-from tiny_llm.models.parallel.block import TensorParallelBlock
+from tiny_llm.models.parallel.decoder import TensorParallelBlock
 from tiny_llm.models.parallel.layers import (
     MAX_MESSAGE_BYTES,
     ParallelLMHead,

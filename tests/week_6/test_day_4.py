@@ -17,7 +17,7 @@ from tiny_llm.attention.gated_delta import (
     query_key_value_heads,
 )
 from tiny_llm.models.checkpoint.dummy import random_checkpoint, random_tensors
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 

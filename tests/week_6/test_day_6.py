@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.disk_cache.support import engine, generate_one
 from tests.support import assert_equal
-from tiny_llm.engine.execution.disk_cache.cache import page_key, stored_keys
+from tiny_llm.engine.execution.disk_tier import page_key, stored_keys
 from tiny_llm.kv_storage.disk import store as store_module
 from tiny_llm.kv_storage.disk.store import (
     HEADER_BYTES,

@@ -62,29 +62,19 @@ def test_task_1_empty_text_means_no_arguments():
     assert "not of type 'object'" in message, f"null: expected a violation, got: {message}"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"path": "a.txt"',
-        "path=a.txt",
-        "{'path': 1}",
-        '{"path": "a\n"}',
-        "[" * 200_000,
-        f'{{"n": {"9" * 5000}}}',
-        '{"path": NaN}',
-        '{"path": -Infinity}',
-    ],
-    ids=[
-        "no end",
-        "no JSON",
-        "quotes",
-        "newline",
-        "200,000 brackets",
-        "5,000 digits",
-        "NaN",
-        "-Infinity",
-    ],
-)
+INVALID_JSON = {
+    "no end": '{"path": "a.txt"',
+    "no JSON": "path=a.txt",
+    "quotes": "{'path': 1}",
+    "newline": '{"path": "a\n"}',
+    "200,000 brackets": "[" * 200_000,
+    "5,000 digits": f'{{"n": {"9" * 5000}}}',
+    "NaN": '{"path": NaN}',
+    "-Infinity": '{"path": -Infinity}',
+}
+
+
+@pytest.mark.parametrize("text", INVALID_JSON.values(), ids=INVALID_JSON)
 def test_task_1_invalid_json(text):
     message = error_of(parse_arguments, READ, text)
     assert "read" in message, f"expected the tool's name in the message, got: {message}"
@@ -132,29 +122,20 @@ def test_task_2_result():
     assert actual["content"] == "", f"expected the empty result, got {actual['content']!r}"
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "expected"),
-    [
-        ("reed", {"path": "a.txt"}, ["reed", "read, wrong, missing, broken, bad"]),
-        ("READ", {"path": "a.txt"}, ["READ", "read, wrong, missing, broken, bad"]),
-        ("read ", {"path": "a.txt"}, ["read, wrong, missing, broken, bad"]),
-        ("read", '{"path', ["read", "JSON"]),
-        ("read", {"path": None}, ["$.path: None is not of type 'string'"]),
-        ("wrong", {}, ["the text does not occur"]),
-        ("missing", {}, ["No such file", "a.txt"]),
-        ("bad", {}, ["error: bad"]),
-    ],
-    ids=[
-        "unknown tool",
-        "other case",
-        "a space",
-        "not JSON",
-        "invalid",
-        "tool error",
-        "operating system error",
-        "value",
-    ],
-)
+ALL_TOOLS = "read, wrong, missing, broken, bad"
+MODEL_ERRORS = {
+    "unknown tool": ("reed", {"path": "a.txt"}, ["reed", ALL_TOOLS]),
+    "other case": ("READ", {"path": "a.txt"}, ["READ", ALL_TOOLS]),
+    "a space": ("read ", {"path": "a.txt"}, [ALL_TOOLS]),
+    "not JSON": ("read", '{"path', ["read", "JSON"]),
+    "invalid": ("read", {"path": None}, ["$.path: None is not of type 'string'"]),
+    "tool error": ("wrong", {}, ["the text does not occur"]),
+    "operating system error": ("missing", {}, ["No such file", "a.txt"]),
+    "value": ("bad", {}, ["error: bad"]),
+}
+
+
+@pytest.mark.parametrize(("name", "arguments", "expected"), MODEL_ERRORS.values(), ids=MODEL_ERRORS)
 def test_task_2_model_errors_are_results(name, arguments, expected):
     try:
         actual = run_call(call(name, arguments), BY_NAME)

@@ -163,33 +163,21 @@ def test_task_2_files_decide_not_answers(tmp_path):
     assert_chosen(branches, select(branches, total_is_12), 1)
 
 
-@pytest.mark.parametrize(
-    ("answers", "expected"),
-    [
-        (["12", "13", "13"], 1),
-        (["11", "12.", " 12", "It is 12"], 1),
-        (["11", "12", "12 ."], 1),
-        (["no", "Twelve men", "twelve MEN"], 1),
-        (["no", "twelve men", "twelve  men"], 1),
-        (["13", "12", "12", "13"], 0),
-        ([None, None, None, "12", "12"], 3),
-        ([None, "7"], 1),
-        ([None, None], None),
-        ([], None),
-    ],
-    ids=[
-        "most frequent",
-        "period and spaces",
-        "space before the period",
-        "case",
-        "inner spaces",
-        "tie",
-        "branches without an answer",
-        "one answer",
-        "no answers",
-        "no branches",
-    ],
-)
+VOTES = {
+    "most frequent": (["12", "13", "13"], 1),
+    "period and spaces": (["11", "12.", " 12", "It is 12"], 1),
+    "space before the period": (["11", "12", "12 ."], 1),
+    "case": (["no", "Twelve men", "twelve MEN"], 1),
+    "inner spaces": (["no", "twelve men", "twelve  men"], 1),
+    "tie": (["13", "12", "12", "13"], 0),
+    "branches without an answer": ([None, None, None, "12", "12"], 3),
+    "one answer": ([None, "7"], 1),
+    "no answers": ([None, None], None),
+    "no branches": ([], None),
+}
+
+
+@pytest.mark.parametrize(("answers", "expected"), VOTES.values(), ids=VOTES)
 def test_task_3_vote(tmp_path, answers, expected):
     branches = [branch_with(tmp_path, answer=answer) for answer in answers]
     assert_chosen(branches, vote(branches), expected, f"answers {answers}: ")

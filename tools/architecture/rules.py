@@ -80,7 +80,6 @@ MLX_ONLY = {
     "embedding",
     "quantize.dequantize",
     "quantize.weights",
-    "quantize.layers",
     "qwen3_week1.attention",
     "qwen3_week1.mlp",
     "qwen3_week1.model",
@@ -96,9 +95,7 @@ ARRAY_FREE = (
     "engine.tool_calls",
     "engine.outputs.output_processor",
     "engine.structured_output.grammar",
-    "engine.spec_decode.verification",
-    "engine.spec_decode.grammar_proposer",
-    "engine.spec_decode.ngram_proposer",
+    "engine.spec_decode.draft_tokens",
 )
 
 STANDARD_LIBRARY = set(sys.stdlib_module_names)

@@ -55,7 +55,7 @@ def memory() -> Iterator[str]:
     """
     from tiny_llm.engine.execution.paged_model import PagedModel, Span
     from tiny_llm.models.checkpoint.dummy import random_checkpoint
-    from tiny_llm.models.serving_model import serving_model
+    from tiny_llm.models.loading import serving_model
 
     checkpoint, num_pages = random_checkpoint(CONFIG), max(CONTEXTS) // PAGE_SIZE
     mine, kernels = (

@@ -30,7 +30,7 @@ def main() -> int:
 
     from tiny_llm import LLM, SamplingParams
     from tiny_llm.engine.outputs.output_parser import OutputParser, ReasoningDelta, TextDelta
-    from tiny_llm.engine.tool_calls.reader import ToolCallOptions
+    from tiny_llm.engine.tool_calls.format import ToolCallOptions
     from tiny_llm.engine.tool_calls.registry import AUTO, find_format
     from tiny_llm.errors import TaskNotImplemented
 

@@ -73,8 +73,8 @@ std::vector<mx::Shape> EmulatedNode::output_shapes(const std::vector<mx::array>&
 
 namespace tiny_llm_ext {
 
-// An MLX GPU without Metal is treated as a GPU whose compiler rejects all kernels, so operations
-// run on the CPU.
+// MLX's GPUs without Metal (CUDA) count as GPUs, but all kernels fail to compile there, so
+// operations run on the CPU.
 bool is_gpu(mx::Stream stream) {
     const bool is_emulated = mx::metal::device().emulator.run != nullptr;
     return stream.device == mx::Device::gpu || (is_emulated && stream == emulated::gpu_stream());

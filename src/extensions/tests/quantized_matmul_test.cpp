@@ -101,7 +101,6 @@ struct Problem {
         return other;
     }
 
-    // A copy of this problem with 8-bit activations.
     Problem with_8_bit_activations() const {
         Problem other = *this;
         other.activation_bits = 8;

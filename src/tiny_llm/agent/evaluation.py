@@ -49,9 +49,9 @@ def case_seed(task: str, number: int) -> int:
 
 
 def run_case(task: EvalTask, number: int, make_agent: MakeAgent) -> Result:
-    """Runs a case in a new workspace and checks the resulting files.
+    """Runs a task in a new workspace, with the seed of `number`, and checks the resulting files.
 
-    A `UserError` during the run, e.g. for a prompt beyond the context, ends only this case.
+    A `UserError`, e.g. for a prompt longer than the context, ends only this run.
     """
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)

@@ -14,7 +14,7 @@ from ..engine.inputs.prompts import ChatOptions, encode_prompt
 from ..engine.inputs.sampling_params import SamplingParams
 from ..engine.llm import LLM
 from ..engine.outputs.output_parser import TextDelta, make_output_parser
-from ..engine.tool_calls.reader import ToolCallDelta, ToolCallOptions
+from ..engine.tool_calls.format import ToolCallDelta, ToolCallOptions
 from ..engine.tool_calls.registry import AUTO, find_format
 from ..errors import UserError
 from ..models.tokenizer.chat_template import opens_reasoning, think_tags

@@ -11,12 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from ..demo.prompts import BATCH_PROMPTS
+from ..demo import BATCH_PROMPTS
 from ..errors import UserError
 from ..generate import resolve_max_tokens
-from .backends.checkpoint import open_checkpoint
-from .batching.engine_run import EngineBatchRun
-from .batching.runs import BatchRun, open_batch_run, peak_memory
+from .backends.local import open_checkpoint
+from .batching.runs import BatchRun, EngineBatchRun, open_batch_run, peak_memory
 from .batching.view import PlainLines, batch_table, speed_line
 from .parsing.arguments import (
     add_batch_arguments,
@@ -100,8 +99,9 @@ def _batch(args: argparse.Namespace) -> int:
         seconds = run_live(run, len(prompts), screen)
     else:
         seconds = run_plain(run, questions, console)
-    if isinstance(run, EngineBatchRun) and args.record is not None:
-        run.write_recording(args.record)
+    if isinstance(run, EngineBatchRun) and run.recorder is not None:
+        if not run.recorder.close():
+            raise UserError(f"the recording '{args.record}' is incomplete; see the error above.")
         console.print(f"recorded: {args.record}", soft_wrap=True)
     for index, output in sorted(run.outputs.items()):
         print_text(f"[{index}] {questions[index]}\n{output.strip()}\n")

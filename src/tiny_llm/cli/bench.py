@@ -21,7 +21,7 @@ from rich.table import Table
 from .. import kernels
 from ..errors import UserError
 from ..sampler import make_sampler
-from .backends.checkpoint import Checkpoint, open_checkpoint, open_llm
+from .backends.local import Checkpoint, open_checkpoint, open_llm
 from .batching.open_loop import (
     SLO,
     LengthRange,

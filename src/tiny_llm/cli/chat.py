@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..engine.outputs.output_parser import without_reasoning
 from ..errors import UserError
-from .backends.backend import Backend, open_backend
+from .backends.local import Backend, open_backend
 from .backends.remote import RemoteBackend, add_remote_arguments, check_remote_arguments
 from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments
 from .parsing.command import (

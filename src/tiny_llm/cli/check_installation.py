@@ -22,9 +22,8 @@ from ..engine.factory import resolve_task
 from ..errors import UserError
 from ..models import BUNDLED_MODELS, SHORT_NAMES, find_in_cache
 from ..models.checkpoint.safe_io import ModelError
-from ..models.gguf.model_files import check_model_files, weight_bytes
-from ..models.hub import find_config
-from .backends.checkpoint import set_device
+from ..models.hub import check_model_files, find_config, weight_bytes
+from .backends.local import set_device
 from .memory_table import DecodeSpeed, estimate_memory, print_memory_table
 from .parsing.arguments import add_engine_arguments, add_flag, flag_name, given_options, is_set
 from .parsing.command import CommandParser, SafeConsole, console, run_command

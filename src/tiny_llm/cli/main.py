@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..demo.prompts import INTRODUCTION_PROMPT
+from ..demo import INTRODUCTION_PROMPT
 from ..errors import UserError
 from ..generate import GenerationResponse, SpeculationStatistics
-from .backends.backend import open_backend
+from .backends.local import open_backend
 from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments
 from .parsing.command import CommandParser, print_text, read_prompt, run_command
 

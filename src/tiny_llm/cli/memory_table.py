@@ -31,10 +31,9 @@ from ..models.checkpoint.dummy import random_checkpoint
 from ..models.checkpoint.weights import CheckpointModel
 from ..models.families.config import DecoderConfig
 from ..models.families.decoder import Decoder
-from ..models.gguf.model_files import has_weights, read_model_config, read_weights
+from ..models.hub import has_weights, read_model_config, read_weights
 from ..models.loading import evaluate
-from ..models.memory import available_memory, total_memory
-from ..models.model_size import ModelSize, model_size
+from ..models.memory import ModelSize, available_memory, model_size, total_memory
 
 SAMPLE_BYTES = 2**28  # minimum weights of the sample, beyond most processor caches
 MIN_STEPS, MIN_SECONDS = 5, 0.3  # of a measurement of decoding speed

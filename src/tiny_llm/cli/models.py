@@ -1,4 +1,4 @@
-"""Models on this machine: bundled, in the hub cache, of LM Studio and Ollama."""
+"""Lists local models: bundled, and of the hub cache, LM Studio and Ollama."""
 
 import sys
 from collections import Counter
@@ -10,13 +10,18 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from ..models.checkpoint.quantization import quantization_of
 from ..models.checkpoint.safe_io import ModelError
-from ..models.gguf.model_files import read_model_config, weight_bytes
+from ..models.checkpoint.tensor_shapes import quantization_of
 from ..models.gguf.reader import open_gguf
-from ..models.hub import BUNDLED_MODELS, find_in_cache, is_model_file, local_models
-from ..models.memory import total_memory
-from ..models.model_size import model_size
+from ..models.hub import (
+    BUNDLED_MODELS,
+    find_in_cache,
+    is_model_file,
+    local_models,
+    read_model_config,
+    weight_bytes,
+)
+from ..models.memory import model_size, total_memory
 from .parsing.command import CommandParser, run_command
 
 

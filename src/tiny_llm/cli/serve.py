@@ -20,12 +20,11 @@ from ..engine.llm import LLM
 from ..errors import UserError
 from ..models import default_model
 from ..models.hub import find_files
-from ..models.memory import total_memory
-from ..models.model_size import model_size
+from ..models.memory import model_size, total_memory
 from ..models.output_heads import TASKS
 from ..models.tokenizer.chat_template import read_template_file
 from ..server.settings import ModelSpec, Settings
-from .backends.checkpoint import set_device
+from .backends.local import set_device
 from .memory_table import estimate_memory, print_memory_table
 from .parsing.arguments import (
     add_engine_arguments,
@@ -214,10 +213,6 @@ def _check_host(args: argparse.Namespace) -> None:
         )
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def parse_model_argument(text: str) -> ModelArgument:
     """Parses `NAME[=OPTIONS]`: a task, "pin" and options of `EngineArgs`, as `block-size=16`.
 
@@ -320,3 +315,7 @@ def memory_budget(max_memory: int | None, specs: Sequence[ModelSpec]) -> int | N
                 f"{pinned_note}; raise --max-memory or lower --kv-cache-bytes."
             )
     return max_memory
+
+
+if __name__ == "__main__":
+    sys.exit(main())

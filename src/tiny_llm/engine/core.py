@@ -16,7 +16,7 @@ from ..errors import UserError, check_token_ids, short_repr, summarize, validate
 from ..models import memory
 from ..models.tokenizer.chat_template import think_tags
 from ..models.tokenizer.tokenizer import detokenizer_with_leading_space
-from .execution.disk_cache import DiskCache
+from .execution.disk_tier import DiskCache
 from .execution.exclusive_use import recovering
 from .execution.sampler import TokenCounts, completion_seed
 from .inputs.sampling_params import SamplingParams
@@ -33,8 +33,7 @@ from .scheduling.request import (
     StreamOutput,
 )
 from .scheduling.scheduler import Scheduler
-from .spec_decode.grammar_proposer import GrammarProposer
-from .spec_decode.ngram_proposer import NgramProposer
+from .spec_decode.draft_tokens import GrammarProposer, NgramProposer
 from .structured_output.compiler import GrammarCompiler, StructuredOutputGrammar
 from .structured_output.grammar import ThinkingState, initial_thinking_state
 from .structured_output.thinking_budget import ThinkingBudget, thinking_tokens

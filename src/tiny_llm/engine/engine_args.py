@@ -14,8 +14,8 @@ from ..kv_storage.int8_rows import KvCacheDtype
 from ..models.output_heads import Task
 from ..models.parallel.launch import num_launched_ranks
 from .inputs.options import byte_count, check_options, option
-from .scheduling.events import Listener
-from .spec_decode.ngram_proposer import MAX_NGRAM_DRAFT_TOKENS
+from .scheduling.config import Listener
+from .spec_decode.draft_tokens import MAX_NGRAM_DRAFT_TOKENS
 from .tool_calls.registry import AUTO, NAMES
 
 StrPath = str | os.PathLike[str]

@@ -1,13 +1,18 @@
 """Builds the engine's components from the arguments of `LLM`."""
 
+import logging
 import os
+import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from ..errors import UserError, short_repr
-from ..models import ServingModel, check_has_mtp, load_weights, mtp_model, serving_model
+from ..kv_storage.disk.store import HEADER_BYTES, PageStore
+from ..models import check_has_mtp, load_weights, mtp_model, serving_model
 from ..models.checkpoint.safe_io import model_errors
 from ..models.families.decoder import Decoder
 from ..models.hub import find_config
@@ -25,8 +30,9 @@ from ..models.parallel.launch import current_group
 from ..models.tokenizer.chat_template import set_chat_template
 from ..models.tokenizer.tokenizer import check_same_vocabulary, with_detokenizer
 from .engine_args import EngineArgs, Model, StrPath
+from .execution.disk_tier import DiskCache, fingerprint
 from .execution.kv_memory import KvMemory
-from .execution.paged_model import PagedModel
+from .execution.paged_model import ROW_KINDS, PagedModel, Span
 from .execution.tp_model import (
     ShardedCheckpoint,
     TensorParallelModel,
@@ -40,17 +46,21 @@ from .scheduling.fair_scheduler import FairScheduler
 from .scheduling.scheduler import Scheduler
 from .spec_decode.draft_model import DraftModel, MtpDrafter
 
+log = logging.getLogger("tiny_llm.engine")
+
+DEFAULT_DISK_BYTES = 10**10
+
 
 @dataclass(frozen=True)
 class LoadedModels:
     """Target and draft model, before their pages are allocated."""
 
-    target: ServingModel
-    draft: ServingModel | None  # the draft model, or the target's MTP layer
+    target: Decoder
+    draft: Decoder | None  # the draft model, or the target's MTP layer
     tokenizer: Any  # shared by the target and draft models
 
     @property
-    def all(self) -> list[ServingModel]:
+    def all(self) -> list[Decoder]:
         return [self.target] if self.draft is None else [self.target, self.draft]
 
 
@@ -63,7 +73,7 @@ def load_models(args: EngineArgs) -> LoadedModels:
     target, tokenizer, mtp_layer = _load_model(model, args, mtp)
     if args.chat_template is not None:
         set_chat_template(tokenizer, args.chat_template)
-    draft: ServingModel | None = mtp_layer
+    draft: Decoder | None = mtp_layer
     if args.draft_model is not None:
         draft, draft_tokenizer, _ = _load_model(args.draft_model, args)
         check_same_vocabulary(draft_tokenizer, tokenizer)
@@ -79,7 +89,6 @@ def attach_lora_adapters(
         Adapter indices by name; the key None is for requests without `lora`. −1 means no adapter.
     """
     if folders:
-        assert isinstance(models.target, Decoder)
         paths = list(folders.values())
         if isinstance(models.target, TensorParallelDecoder):
             paths = [os.path.abspath(os.path.expanduser(path)) for path in paths]
@@ -137,7 +146,59 @@ def make_scheduler(args: EngineArgs, config: SchedulerConfig) -> Scheduler:
     return Scheduler(config, args.listener)
 
 
-def _paged_model(model: ServingModel, *sizes: Any) -> PagedModel:
+def make_disk_cache(
+    directory: str | os.PathLike[str] | None,
+    max_bytes: float | None,
+    scheduler: Scheduler,
+    models: Sequence[PagedModel],
+) -> DiskCache | None:
+    """Opens the disk cache; None without a directory, with an unusable one, or with a slow disk."""
+    if directory is None:
+        return None
+    max_bytes = max_bytes or DEFAULT_DISK_BYTES
+    row_bytes = {kind: sum(model.row_bytes(kind) for model in models) for kind in ROW_KINDS}
+    block_bytes = row_bytes["page"] * max(group.num_pages for group in scheduler.config.kv_groups)
+    num_bytes = HEADER_BYTES + max(block_bytes, row_bytes["state"])
+    if max_bytes < num_bytes:
+        raise UserError(
+            f"prefix_cache_disk_bytes must be at least {num_bytes} (a page of "
+            f"{scheduler.config.page_size} tokens or a recurrent state), got {max_bytes}."
+        )
+    workers = [other for model in models for other in model.worker_fingerprints()]
+    root = fingerprint((model.model for model in models), workers)
+    try:
+        store = PageStore(Path(os.path.expanduser(directory)), int(max_bytes))
+        read_seconds = store.read_seconds(row_bytes["page"] * scheduler.config.block_pages)
+    except OSError as error:
+        reason = f"cannot use {directory} ({error})"
+    else:
+        page_seconds = _page_seconds(models, scheduler.config)
+        if read_seconds < page_seconds:
+            return DiskCache(store, scheduler, models, row_bytes, root)
+        reason = (
+            f"reading a page from {directory} takes {read_seconds:.2g} s, computing it "
+            f"{page_seconds:.2g} s"
+        )
+    log.warning("disk prefix cache: %s; continuing without it", reason)
+    return None
+
+
+def _page_seconds(models: Sequence[PagedModel], config: SchedulerConfig) -> float:
+    """Measures the time to compute a page; overwrites the first pages."""
+    max_blocks = config.num_pages // config.block_pages
+    num_blocks = max(1, min(config.max_num_batched_tokens // config.page_size, max_blocks, 2))
+    num_tokens = min(num_blocks * config.page_size, config.max_num_batched_tokens)
+    span = Span([0] * num_tokens, 0, array("i", range(num_blocks * config.block_pages)))
+    seconds = 0.0
+    for model in models:
+        model.logits([span], [0])  # warm-up
+        started = time.perf_counter()
+        model.logits([span], [0])
+        seconds += time.perf_counter() - started
+    return seconds / num_tokens * config.page_size
+
+
+def _paged_model(model: Decoder, *sizes: Any) -> PagedModel:
     if isinstance(model, TensorParallelDecoder):
         sharded: PagedModel = current_group().run(TensorParallelModel, model, *sizes)
         return sharded
@@ -146,7 +207,7 @@ def _paged_model(model: ServingModel, *sizes: Any) -> PagedModel:
 
 def _load_model(
     model: Model, args: EngineArgs, mtp: bool = False
-) -> tuple[ServingModel, Any, MtpDecoder | None]:
+) -> tuple[Decoder, Any, MtpDecoder | None]:
     name = "the model"
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)

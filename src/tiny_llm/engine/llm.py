@@ -25,12 +25,12 @@ from ..models.memory import available_memory
 from ..models.output_heads import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from .core import EngineCore
 from .engine_args import EngineArgs
-from .execution.disk_cache import make_disk_cache
 from .execution.exclusive_use import exclusive
 from .execution.kv_memory import default_state_slots, plan_kv_memory
 from .factory import (
     attach_lora_adapters,
     load_models,
+    make_disk_cache,
     make_model_runner,
     make_scheduler,
     resolve_task,
@@ -40,7 +40,7 @@ from .inputs.prompts import ChatOptions, Prompt, Prompts, encode_prompt, is_chat
 from .inputs.sampling_params import SamplingParams
 from .scheduling.config import SchedulerConfig
 from .scheduling.request import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
-from .spec_decode.ngram_proposer import NgramProposer
+from .spec_decode.draft_tokens import NgramProposer
 
 # Parameters of all prompts, or one per prompt; None for the defaults.
 Params = SamplingParams | Sequence[SamplingParams] | None

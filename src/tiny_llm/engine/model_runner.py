@@ -15,7 +15,7 @@ from .execution.paged_model import PagedModel, Span
 from .execution.sampler import SamplerOutput, SamplingRow, top_logprobs
 from .scheduling.request import Chunk, ChunkOutput, EngineRequest, SchedulerOutput
 from .spec_decode.draft_model import DraftModel, MtpDrafter
-from .spec_decode.verification import SpeculationStatistics, accepted_tokens
+from .spec_decode.draft_tokens import SpeculationStatistics, accepted_tokens
 
 # Rows per log-softmax, to limit its temporary memory: rows × vocabulary size floats.
 LOGPROBS_CHUNK_SIZE = 32

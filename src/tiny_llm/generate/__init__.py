@@ -6,7 +6,7 @@ tokenizer. Weeks 2 and 3 add faster loops without changing `stream`.
 Reading order: week_models, loops, speculative, stream.
 """
 
-from ..engine.spec_decode.verification import SpeculationStatistics
+from ..engine.spec_decode.draft_tokens import SpeculationStatistics
 from .loops import (
     decode_by_recomputing,
     decode_with_cache,

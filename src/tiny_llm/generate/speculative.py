@@ -22,7 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..engine.spec_decode.verification import SpeculationStatistics
+from ..engine.spec_decode.draft_tokens import SpeculationStatistics
 from ..errors import check_int
 from ..sampler import DistributionSampler, Sampler, sample
 from ..sampling_ops import greedy_sample, log_softmax

@@ -184,8 +184,8 @@ class PrepackedWeights:
     """Prepacks a model's layers into one allocation of huge pages.
 
     Only the extension can use prepacked layers. Layers that the kernels do not support stay
-    unchanged, and so do all layers on machines whose kernels read row-major weights. Lazy weights
-    with a known file location are read a few rows at a time.
+    unchanged, and so do all layers on machines whose kernels read row-major weights. To limit peak
+    memory, lazy weights with a known file location are read a few rows at a time.
     """
 
     def __init__(self, model: Any, weight_locations: WeightLocations | None = None):

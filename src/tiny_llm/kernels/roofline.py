@@ -49,6 +49,7 @@ def time_runs(
         run: function to measure, including the evaluation of its result.
         repeats: number of measured runs, at least one.
         warm_up: number of unmeasured runs before the measured ones.
+        clock: current time in seconds.
     """
     # [task 4.1.1 time-runs]
     for _ in range(warm_up):

@@ -34,7 +34,7 @@ class LayerCacheView:
         self._buffers[self._keys], self._buffers[self._values] = pair
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """See `TinyKvCache`: writes to dense buffers B×H×capacity×D."""
+        """Writes to dense buffers B×H×capacity×D; arguments and result as in `TinyKvCache`."""
         buffers, keys, values = self._buffers, self._keys, self._values
         slots = self.attention_metadata.slot_mapping
         buffers[keys] = kernels.cache_write(buffers[keys], key, slots, overwrite=True)
@@ -48,7 +48,7 @@ class LayerCacheView:
         mask_length: int | None = None,
         mask: Mask = None,
     ) -> PagedKvMetadata:
-        """See `TinyKvPagedCache`: writes to pages P×H×page_size×D.
+        """Writes to pages P×H×page_size×D; result as in `TinyKvPagedCache`.
 
         Args:
             key, value: B×H×L×D; 1×H×T×D for a ragged batch. None if an earlier layer has written

@@ -6,8 +6,8 @@ A plan separates the step's metadata from the buffers:
     buffers              keys and values, which the step overwrites in place
 
 During the step, each layer gets a `LayerCacheView` instead of its cache, so the layers are a pure
-function of arrays (`planned_layers.py`). `paged_storage.py` builds plans for the engine's ragged
-batches, `kv_cache/planning.py` for the course's caches.
+function of arrays. `paged_storage.py` builds plans for the engine's ragged batches and runs the
+layers, `kv_cache/planning.py` builds plans for the course's caches.
 """
 
 import math

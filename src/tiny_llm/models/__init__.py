@@ -3,8 +3,8 @@
 This package must not generate text: `engine` runs the models built here. The course's models are in
 `qwen3_week1` to `qwen3_week3`.
 
-Reading order: hub, loading, serving_model, output_heads, memory, model_size, checkpoint, gguf,
-tokenizer, families, lora_adapters, parallel.
+Reading order: hub, loading, output_heads, memory, checkpoint, gguf, tokenizer, families,
+lora_adapters, parallel.
 """
 
 from .checkpoint.safe_io import ModelError
@@ -17,20 +17,13 @@ from .hub import (
     find_model,
     shortcut_name_to_full_name,
 )
-from .loading import load, load_weights
-from .serving_model import (
-    ServingModel,
-    check_has_mtp,
-    mtp_model,
-    serving_model,
-)
+from .loading import check_has_mtp, load, load_weights, mtp_model, serving_model
 
 __all__ = [
     "ATTENTION_BACKENDS",
     "BUNDLED_MODELS",
     "SHORT_NAMES",
     "ModelError",
-    "ServingModel",
     "check_has_mtp",
     "default_model",
     "find_in_cache",

@@ -1,7 +1,9 @@
-"""Model names: local files, downloaded from the Hugging Face hub if necessary.
+"""Resolves model names to local files; downloads from the Hugging Face hub.
 
-A name is a short name, a hub id, a folder, a GGUF file, or a model of Ollama or LM Studio
-(`ollama:NAME`, `lmstudio:NAME`), whose files are read in place and never written.
+A name is an alias (`qwen3-0.6b`), a hub id, a folder, a GGUF file, or a model of Ollama or LM
+Studio (`ollama:NAME`, `lmstudio:NAME`), whose files are read in place and never written. Any
+regular file is taken for a GGUF file; modules that need NumPy are imported for these only, to save
+memory.
 """
 
 import os
@@ -10,13 +12,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import demo
 from ..errors import short_repr, summarize
-from .checkpoint.layout import WEIGHT_FILES, has_tokenizer, weight_files
-from .checkpoint.safe_io import ModelError, read_json
-from .gguf.model_files import check_model_files
+from .checkpoint import layout, weights
+from .checkpoint.safe_io import ModelError, model_errors, read_json
+from .checkpoint.sharding import RankShard
+from .families.registry import read_config
+from .gguf.reader import open_gguf
+from .gguf.tokenizer import gguf_tokenizer
+from .tokenizer import loader
 
 if TYPE_CHECKING:
     from rich.console import Console  # at run time, imported only when needed, to save memory
@@ -37,7 +43,7 @@ PREFERRED_MODEL = "qwen3-0.6b"
 # Files required for loading, all among those that mlx_lm downloads, so that its cache is complete.
 # A repository may have the weights in other formats as well.
 CONFIG_PATTERNS = ["*.json", "*.txt", "*.jinja"]
-DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, WEIGHT_FILES]
+DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, layout.WEIGHT_FILES]
 
 
 def shortcut_name_to_full_name(name: str) -> str:
@@ -69,7 +75,7 @@ def find_in_cache(hub_id: str) -> Path | None:
     try:
         options = {"local_files_only": True, "allow_patterns": DOWNLOAD_PATTERNS}
         folder = Path(huggingface_hub.snapshot_download(hub_id, **options))
-        weight_files(folder)
+        layout.weight_files(folder)
     except (LocalEntryNotFoundError, HFValidationError, ModelError):
         return None
     return folder if (folder / "config.json").exists() and has_tokenizer(folder) else None
@@ -262,3 +268,57 @@ _SOURCES: Mapping[str, Callable[[], Mapping[str, Callable[[], Path]]]] = {
     "ollama": _ollama_models,
     "lmstudio": _lm_studio_models,
 }
+
+
+def read_model_config(path: Path) -> Mapping[str, Any]:
+    """Config with the fields of `config.json`; see `layout.read_model_config`."""
+    if not path.is_file():
+        return layout.read_model_config(path)
+    from .gguf.config import gguf_config
+
+    with model_errors(f"{path} cannot be loaded"):
+        config = gguf_config(open_gguf(path))
+        read_config(config)
+    return config
+
+
+def check_model_files(path: Path) -> None:
+    """Checks config, tokenizer and headers of the weights; see `check_checkpoint`."""
+    if not path.is_file():
+        layout.check_checkpoint(path)
+    elif "tokenizer.ggml.tokens" not in open_gguf(path).metadata:
+        raise ModelError(f"{path} has no tokenizer; convert the model again, with its tokenizer.")
+    else:
+        read_model_config(path)
+
+
+def has_tokenizer(path: Path) -> bool:
+    return path.is_file() or layout.has_tokenizer(path)
+
+
+def has_weights(path: Path) -> bool:
+    has_index = (path / layout.INDEX_FILE).exists()
+    return path.is_file() or has_index or any(path.glob("model*.safetensors"))
+
+
+def weight_bytes(path: Path) -> int:
+    if path.is_file():
+        return sum(tensor.nbytes for tensor in open_gguf(path).tensors.values())
+    return layout.weight_bytes(path)
+
+
+def read_weights(
+    path: Path, config: Mapping[str, Any], rank_shard: RankShard | None = None, mtp: bool = False
+) -> weights.CheckpointModel:
+    """Reads weights lazily; see `read_checkpoint`."""
+    if not path.is_file():
+        return weights.read_checkpoint(path, config, rank_shard, mtp)
+    from .gguf.weights import read_gguf
+
+    return read_gguf(path, config, rank_shard, mtp)
+
+
+def open_tokenizer(path: Path, config: Mapping[str, Any]) -> Any:
+    if path.is_file():
+        return gguf_tokenizer(open_gguf(path))
+    return loader.open_tokenizer(path, config)

@@ -1,4 +1,4 @@
-"""Weight and tokenizer loading, by model name."""
+"""Loading of weights and tokenizers; the engine's models built from them."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 
 from .. import demo, kernels
 from ..errors import UserError
-from ..kernels.prepack import PrepackedWeights
+from ..kernels.prepack import PrepackedWeights, prepack_model
 from .checkpoint.dummy import random_bytes, random_checkpoint
 from .checkpoint.layout import (
     COMPLETE_FILE,
@@ -21,19 +21,24 @@ from .checkpoint.layout import (
 )
 from .checkpoint.safe_io import ModelError, model_errors, read_json
 from .checkpoint.sharding import RankShard
-from .checkpoint.weights import CheckpointModel
+from .checkpoint.weights import CheckpointModel, repacked
 from .families.config import DecoderConfig
 from .families.config_fields import Fields
-from .families.registry import read_config
-from .gguf.model_files import (
+from .families.decoder import Decoder
+from .families.registry import config_of, read_config
+from .hub import (
+    find_files,
+    find_model,
     has_tokenizer,
+    is_terminal,
     open_tokenizer,
     read_model_config,
     read_weights,
+    stderr_console,
     weight_bytes,
 )
-from .hub import find_files, find_model, is_terminal, stderr_console
 from .memory import total_memory, trim_heap
+from .output_heads import EmbeddingDecoder, MtpDecoder, Task
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -231,3 +236,58 @@ def _with_progress(modules: Sequence[Any], console: "Console | None") -> Iterato
                     progress.advance(task)
             return
         yield module
+
+
+def serving_model(
+    name: str, mlx_model: Any, *args: Any, task: Task = "generate", **options: Any
+) -> Decoder:
+    """Builds the engine's model.
+
+    Args:
+        args, options: further arguments of `Decoder`.
+        task: "embed" builds an `EmbeddingDecoder`, any other task a `Decoder`.
+
+    Raises:
+        ModelError: the family or a config field is unknown, sizes are invalid, or a hybrid or
+            vision model was not loaded by `load_weights`.
+    """
+    config = _config(name, mlx_model)
+    is_nested = config.delta_net is not None or not hasattr(mlx_model, "model")  # also Qwen3-VL
+    if is_nested and not isinstance(mlx_model, CheckpointModel):
+        raise ModelError(
+            f"'{name}' is a {config.model_type} model, which mlx_lm loads with another layout; "
+            "load it with `load_weights`."
+        )
+    decoder = EmbeddingDecoder if task == "embed" else Decoder
+    mlx_model = repacked(prepack_model(mlx_model))
+    model: Decoder = _build(name, decoder, mlx_model, *args, **options)
+    return model
+
+
+def mtp_model(name: str, mlx_model: Any, **options: Any) -> MtpDecoder:
+    """Builds the multi-token prediction (MTP) layer.
+
+    Raises:
+        ModelError: the model was loaded without this layer, or a config field is invalid.
+    """
+    check_has_mtp(name, mlx_model)
+    layer: MtpDecoder = _build(name, MtpDecoder, mlx_model, **options)
+    return layer
+
+
+def check_has_mtp(name: str, mlx_model: Any) -> None:
+    if not _config(name, mlx_model).has_mtp:
+        raise ModelError(
+            f"'{name}' was loaded without its multi-token prediction layer; pass its name or "
+            "folder, or load it with `load_weights(…, mtp=True)`."
+        )
+
+
+def _build(name: str, model: Any, *args: Any, **options: Any) -> Any:
+    with model_errors(f"'{name}' cannot be built"):
+        return model(*args, **options)
+
+
+def _config(name: str, mlx_model: Any) -> DecoderConfig:
+    with model_errors(f"'{name}' cannot be built"):
+        return config_of(mlx_model.args)

@@ -132,7 +132,7 @@ class MtpDecoder(Decoder):
         Args:
             ids: T token ids: x_{t+1}, the token after each position t of the batch.
             hidden: T×hidden_size: h_t, or g_{t-1} after the first drafting step.
-            batch, rows, storage: see `ServingModel.ragged_logits`.
+            batch, rows, storage: see `Decoder.ragged_logits`.
 
         Returns:
             g_t for each of `rows`, len(rows)×hidden_size.

@@ -5,12 +5,19 @@ weight is stored as a small integer q: weight = q · scale + bias. A uint32 pack
 integers, lowest bits first. With 4 bits and groups of 128, a weight takes 4.25 bits instead of
 bfloat16's 16. Decoding reads every weight for every token, so it becomes almost four times as fast.
 
-Reading order: dequantize, weights, layers.
+Reading order: dequantize, weights.
 """
 
 from .dequantize import dequantize_linear
-from .layers import QuantizedEmbedding, project, project_each
-from .weights import QuantizedWeights, check_supported, quantized_linear, quantized_matmul
+from .weights import (
+    QuantizedEmbedding,
+    QuantizedWeights,
+    check_supported,
+    project,
+    project_each,
+    quantized_linear,
+    quantized_matmul,
+)
 
 __all__ = [
     "QuantizedEmbedding",

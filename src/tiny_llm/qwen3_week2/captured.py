@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..errors import TaskNotImplemented
 from ..kernels.graph_capture import capture_required, is_decode_step
-from ..kv_storage.planned_layers import PlannedLayers
+from ..kv_storage.paged_storage import PlannedLayers
 from ..kv_storage.step_plan import StepPlan
 from .attention import CosSin
 

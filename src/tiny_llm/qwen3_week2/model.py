@@ -11,7 +11,7 @@ from ..embedding import Embedding
 from ..kernels.prepack import prepack_model
 from ..kv_cache import TinyKvCache, TinyKvFullCache
 from ..kv_cache.planning import plan_dense
-from ..kv_storage.planned_layers import PlannedLayers
+from ..kv_storage.paged_storage import PlannedLayers
 from ..positional_encoding import RoPE
 from ..quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
 from .attention import (

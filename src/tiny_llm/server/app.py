@@ -20,7 +20,7 @@ from .models.model_registry import LeaseMiddleware, ModelRegistry
 from .models.requests import max_body_bytes
 from .openai import chat, completions, embeddings, responses
 from .openai.response_store import ResponseStore
-from .ops import engine_view, health, tokenize
+from .ops import engine_view, service
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -53,7 +53,7 @@ def _build_fastapi(registry: ModelRegistry) -> FastAPI:
     app.state.registry = registry
     app.state.response_store = ResponseStore(registry.settings.response_store)
     openai = (chat, completions, responses, embeddings)
-    for module in (health, tokenize, *openai, messages, engine_view):
+    for module in (service, *openai, messages, engine_view):
         app.include_router(module.router)
     app.router.routes.append(engine_view.static_files)
     app.add_exception_handler(ApiError, _handle_api_error)

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import uvicorn
 
 from .. import kernels
+from ..engine.scheduling.events import Recorder
 from ..models.parallel.launch import end_group
 from .app import build_app
 from .engine_client import messages
@@ -29,7 +30,7 @@ from .http.errors import ApiError
 from .http.uvicorn_protocol import HttpProtocol, on_loop_error
 from .models.model_registry import ModelRegistry
 from .models.served_model import PHASE_MESSAGES, Phase, ServedModel
-from .ops.engine_view import EventLogWriter
+from .ops.engine_view import report_events
 from .settings import ModelSpec, Settings
 
 log = logging.getLogger("tiny_llm.server")
@@ -54,7 +55,7 @@ class ServerProcess:
         self._num_signals = 0
         self._resumed_at = 0.0  # `time.monotonic()` at the last SIGCONT
         self._status = 0
-        self._event_log = None if settings.record is None else EventLogWriter(settings.record)
+        self._recorder = None if settings.record is None else Recorder(settings.record)
 
     def run(self) -> NoReturn:
         asyncio.run(self._run())
@@ -63,8 +64,8 @@ class ServerProcess:
     def start(self) -> None:
         for model in self._models:
             model.start()
-        if self._event_log is not None:
-            self._spawn(self._record(self._event_log))
+        if self._recorder is not None:
+            self._spawn(self._record(self._recorder))
         self._spawn(self.registry.run())
         self._spawn(self._run_watchdog())
 
@@ -102,8 +103,8 @@ class ServerProcess:
         for task in self._tasks:
             task.cancel()
         faulthandler.cancel_dump_traceback_later()
-        if self._event_log is not None:
-            self._event_log.close()
+        if self._recorder is not None and self._recorder.close():
+            log.info("recorded: %s", self._settings.record)
         for model in self._models:
             model.command_queue.put(messages.Shutdown())
         # After a failure, an engine thread may hang, so the threads are not joined.
@@ -131,13 +132,18 @@ class ServerProcess:
         sys.stderr.flush()
         os._exit(self._status)
 
-    async def _record(self, event_log: EventLogWriter) -> None:
+    async def _record(self, recorder: Recorder) -> None:
         with contextlib.suppress(ApiError):  # raised by `ready` if the engine has failed
             await self.ready()
             model = self._models[0]
             assert model.engine_info is not None
-            event_log.begin(model.engine_info.config)
-            model.subscribe(event_log.record)
+            recorder.begin(model.engine_info.config)
+
+            def record(report: messages.StepReport) -> None:
+                for event in report_events(report):
+                    recorder(event)
+
+            model.subscribe(record)
 
     def _on_load_failed(self, model: ServedModel, reason: str) -> None:
         model.on_engine_dead(reason)

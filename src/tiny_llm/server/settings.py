@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..engine.engine_args import EngineArgs
 from ..engine.inputs.options import byte_count, check_options, option
+from ..engine.inputs.sampling_params import SamplingParams
 from ..engine.llm import LLM
+from ..errors import UserError
+from ..models.checkpoint.safe_io import ModelError, read_optional_json
+from ..models.checkpoint.tokenizer_config import GENERATION_CONFIG
 
 if TYPE_CHECKING:
     from ..models.output_heads import Task
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
 MIN_BODY_BYTES = 2**22
 MAX_BODY_BYTES = 2**24
 BODY_BYTES_PER_TOKEN = 32
+
+# Keys of generation_config.json that set defaults, as in vLLM.
+GENERATION_CONFIG_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -106,3 +113,24 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+def default_sampling_params(folder: Path, source: str) -> dict[str, Any]:
+    """Reads the model's default sampling parameters.
+
+    Args:
+        source: "auto" reads `generation_config.json` (`do_sample: false` means greedy); "vllm"
+            keeps the engine's defaults.
+
+    Raises:
+        ModelError: the file is unreadable, or a default is invalid.
+    """
+    if source == "vllm":
+        return {}
+    config = read_optional_json(folder, GENERATION_CONFIG)
+    defaults = {key: config[key] for key in GENERATION_CONFIG_KEYS if config.get(key) is not None}
+    try:
+        SamplingParams(**defaults)
+    except UserError as error:
+        raise ModelError(f"{folder / GENERATION_CONFIG} cannot be used: {error}") from error
+    return {**defaults, "temperature": 0.0} if config.get("do_sample") is False else defaults

@@ -16,9 +16,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=
 
 def open_llm(directory: Path, model: Any = "demo", build: Callable[..., LLM] = LLM, **options: Any):
     """Builds an engine that prefers reading pages from disk to recomputing them."""
-    with mock.patch(
-        "tiny_llm.engine.execution.disk_cache.factory._page_seconds", return_value=float("inf")
-    ):
+    with mock.patch("tiny_llm.engine.factory._page_seconds", return_value=float("inf")):
         return build(model, prefix_cache_dir=directory, **options)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.engine.disk_cache.support import GREEDY, PROMPT, engine
 from tests.engine.spec_decode.test_mtp import write_predictable
-from tests.models.lora.support import write_adapters
+from tests.models.lora_adapters.support import write_adapters
 from tiny_llm import LLM, load_weights
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.checkpoint.layout import read_model_config

@@ -100,26 +100,23 @@ def test_layers_with_a_window(tmp_path, model_type, options):
         llm.scheduler.check_integrity()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slots", [3, 20])
-def test_hybrid_model(tmp_path, hybrid, slots):
+@pytest.mark.parametrize(
+    ("slots", "has_draft"),
+    [*(pytest.param(slots, False, marks=pytest.mark.slow) for slots in (3, 20)), (20, True)],
+)
+def test_hybrid_model(tmp_path, hybrid, slots, has_draft):
     order = range(len(MORE_CASES))
     cold = run_cases(build(hybrid, enable_prefix_caching=False, seed=1), order, cases=MORE_CASES)
     options = {"build": build, "slots": slots, "seed": 1}
-    for run_index in range(3):
+    if has_draft:
+        options["draft_model"] = hybrid
+    for run_index in range(2 if has_draft else 3):
         with engine(tmp_path, hybrid, **options) as llm:
             assert_same(cold, run_cases(llm, order, run_index, MORE_CASES), f"run {run_index}")
+            hits = llm.disk_cache.stats.hit_tokens
+            assert hits > 0 or run_index == 0
             # With few slots, the first run may read states that were evicted from memory.
-            assert llm.disk_cache.stats.hit_tokens > 0 or run_index == 0
-
-
-def test_hybrid_draft_model(tmp_path, hybrid):
-    order = range(len(MORE_CASES))
-    cold = run_cases(build(hybrid, enable_prefix_caching=False, seed=1), order, cases=MORE_CASES)
-    for run_index in range(2):
-        with engine(tmp_path, hybrid, build=build, slots=20, draft_model=hybrid, seed=1) as llm:
-            assert_same(cold, run_cases(llm, order, cases=MORE_CASES), f"run {run_index}")
-            assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
+            assert hits == 0 or run_index > 0 or not has_draft
 
 
 @pytest.mark.slow

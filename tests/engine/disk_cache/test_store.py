@@ -12,7 +12,7 @@ import pytest
 from tests.engine.disk_cache.support import engine, generate_one, page_files, wait_until
 from tests.engine.hybrid import write_hybrid
 from tiny_llm import LLM
-from tiny_llm.engine.execution.disk_cache.factory import fingerprint
+from tiny_llm.engine.execution.disk_tier import fingerprint
 from tiny_llm.kv_storage.disk.store import (
     HEADER_BYTES,
     ORPHAN_SECONDS,

@@ -10,8 +10,8 @@ from tests.models.support import FAMILIES, MIXTURE
 from tests.support import assert_same_bits, random
 from tiny_llm import LLM, SamplingParams, UserError, kernels, load_weights
 from tiny_llm.models.families.linear import with_8_bit_activations
+from tiny_llm.models.loading import serving_model
 from tiny_llm.models.lora_adapters import attach_adapters
-from tiny_llm.models.serving_model import serving_model
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
 PROMPTS = [[17, 5, 99], list(range(100, 140)), [4, 8]]

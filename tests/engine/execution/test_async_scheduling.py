@@ -76,7 +76,7 @@ def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
     sampling_params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2)
     llm.generate(PROMPTS[:2], sampling_params, use_tqdm=False)
     kinds = ["logits" if arrays[0].ndim == 2 else "tokens" for arrays in submissions]
-    assert kinds[:6] == ["tokens", "logits"] * 3
+    assert kinds[:7] == ["logits", *["tokens", "logits"] * 3]
     # Token ids, NaN flags, ids of the most likely tokens, and logprobs of these tokens.
     assert all(len(arrays) == 4 for arrays in submissions if arrays[0].ndim == 1)
 

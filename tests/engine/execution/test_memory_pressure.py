@@ -125,7 +125,7 @@ PEAK = """
 import resource, sys
 import mlx.core as mx
 from tiny_llm import LLM, SamplingParams
-from tiny_llm.models.model_size import model_size
+from tiny_llm.models.memory import model_size
 from pathlib import Path
 
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

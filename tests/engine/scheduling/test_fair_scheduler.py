@@ -1,14 +1,6 @@
-"""`FairScheduler`: bounded overtaking, correct outputs, step time target."""
+"""`FairScheduler`: bounded overtaking, step time target."""
 
-import random
-from collections import Counter
-from dataclasses import replace
-
-import pytest
-
-from tests.engine.scheduling.test_simulator import run_and_compare
-from tests.engine.simulator import random_workload
-from tiny_llm.engine.inputs.sampling_params import SamplingParams
+from tests.engine.scheduler_harness import GREEDY, step
 from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.fair_scheduler import (
     LONG_STEP_INTERVAL,
@@ -17,8 +9,6 @@ from tiny_llm.engine.scheduling.fair_scheduler import (
     PromptCosts,
 )
 from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest, RequestState
-
-GREEDY = SamplingParams(temperature=0)
 
 
 def fair_scheduler(step_time_target=None, **changes) -> FairScheduler:
@@ -33,13 +23,7 @@ def request(name: str, num_tokens: int, first: int = 0, max_tokens: int = 4) -> 
 
 def run_step(scheduler: FairScheduler) -> dict[str, int]:
     """Runs a step; returns the number of tokens of each request's chunk."""
-    step = scheduler.schedule()
-    results = {chunk.request.request_id: ChunkOutput([1]) for chunk in step.chunks if chunk.samples}
-    scheduler.update_from_output(step, results)
-    for chunk in step.chunks:
-        if chunk.request.num_output_tokens == chunk.request.max_tokens:
-            scheduler.finish(chunk.request, "length")
-    return {chunk.request.request_id: chunk.num_tokens for chunk in step.chunks}
+    return {name: end - start for name, start, end, _ in step(scheduler)}
 
 
 def test_protected_request_that_loads_from_disk_does_not_delay_younger_ones():
@@ -65,27 +49,6 @@ def test_request_out_of_pages_is_preempted():
     assert ([*sched.waiting], sched.running) == ([younger], [older])
     assert 0 < younger.num_uncached <= 16, "expected a hit on its own pages"
     sched.check_integrity()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_state_slots", [0, 7])
-def test_random_workloads(num_state_slots):
-    rng, totals = random.Random(20_261_125), Counter()
-    for number in range(2_000):
-        workload = random_workload(rng, num_state_slots=num_state_slots)
-        target, min_chunk = rng.choice((None, 0.5, 1.2, 2.0)), rng.choice((1, 1, 3))
-        outcome = run_and_compare(
-            replace(workload, is_fair=True, step_time_target=target, min_chunk=min_chunk),
-            check_every=1 if number % 8 == 0 else 1000,
-        )
-        totals.update(outcome.reasons.values())
-        totals["preemptions"] += outcome.preemptions
-        totals["overtaken"] += outcome.overtaken
-        totals["long steps"] += outcome.long_steps
-    assert min(totals[reason] for reason in ("stop", "length", "abort", "error")) > 100
-    assert totals["preemptions"] > 50
-    assert totals["overtaken"] > 50
-    assert totals["long steps"] > 50
 
 
 def test_short_prompt_overtakes_a_running_long_prompt():

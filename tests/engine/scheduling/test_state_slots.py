@@ -1,126 +1,13 @@
 """State slots and checkpoints: ownership, placement, eviction."""
 
 import random
-from collections import Counter
 from dataclasses import replace
 
-import pytest
-
-from tests.engine.scheduler_harness import add, finish, scheduler, step
-from tests.engine.scheduling.test_simulator import run_and_compare
-from tests.engine.simulator import Arrival, Simulation, Workload, random_workload
-from tiny_llm import OutOfPagesError
-from tiny_llm.engine.scheduling.checkpoints import Checkpoints
+from tests.engine.scheduler_harness import add, finish, scheduler, serve, step
+from tests.engine.simulator import Arrival, Simulation, Workload
 from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.scheduler import Scheduler
-from tiny_llm.engine.scheduling.state_slots import CHECKPOINT_INTERVAL, StateSlots
-
-SLOT_COUNTS = (2, 3, 4, 6, 10, 20)
-
-
-def run_workloads(number: int, seed: int = 3) -> Counter:
-    rng, totals = random.Random(seed), Counter()
-    for _ in range(number):
-        workload = random_workload(rng, rng.choice((6, 12)), rng.choice(SLOT_COUNTS))
-        outcome = run_and_compare(workload)
-        totals.update(outcome.reasons.values())
-        totals["preemptions"] += outcome.preemptions
-        totals["cached"] += outcome.cached_tokens
-    return totals
-
-
-@pytest.mark.slow
-def test_thousands_of_workloads():
-    totals = run_workloads(3_000)
-    assert min(totals[reason] for reason in ("stop", "length", "abort", "error", "rejected")) > 200
-    assert totals["preemptions"] > 150
-    assert totals["cached"] > 5_000
-
-
-@pytest.mark.slow
-def test_two_slots_serve_any_workload():
-    rng = random.Random(4)
-    for _ in range(300):
-        workload = random_workload(rng, 12, 2)
-        few = run_and_compare(workload)
-        many = run_and_compare(
-            replace(workload, config=replace(workload.config, num_state_slots=99))
-        )
-        assert few.reasons.keys() == many.reasons.keys()
-
-
-@pytest.mark.slow
-def test_ample_slots_hit_nearly_as_often_as_pages():
-    rng, pages, states = random.Random(5), 0, 0
-    for _ in range(1_000):
-        workload = random_workload(rng, 12)
-        pages += run_and_compare(workload).cached_tokens
-        config = replace(workload.config, num_state_slots=200)
-        states += run_and_compare(replace(workload, config=config)).cached_tokens
-    assert states > 0.7 * pages
-
-
-# Each fault breaks one invariant; the simulator must detect it.
-
-
-def writes_checkpoints_in_place(self, running, waiting):
-    self._num_reserved = self._num_drafts = 0
-
-
-def keeps_the_state_after_all_drafts(self, chunk):
-    request = chunk.request
-    num_computed, request.num_computed = request.num_computed, chunk.end + chunk.num_drafts
-    update(self, chunk)
-    request.num_computed = num_computed
-
-
-def keeps_checkpoints_of_evicted_pages(self, node):
-    if node.parent.children.get(node.tokens) is node and node.children:
-        discard(self, node)
-
-
-def leaks_draft_slots(self, request):
-    if request.state_slots is not None:
-        request.state_slots.reserved.clear()
-    release(self, request)
-
-
-def leaves_the_read_slot_unshared(self, request):
-    admit(self, request)
-    slots = request.state_slots
-    if slots is not None and slots.next >= 0:
-        self._allocator.free(slots.current)
-
-
-def reads_the_written_slot(self, chunk, head):
-    planned = plan(self, chunk, head)
-    return replace(planned, state_read_slot=planned.state_writes[-1][1] if chunk.start else -1)
-
-
-def lets_the_draft_model_read_the_current_state(self, chunk, head):
-    planned = plan(self, chunk, head)
-    return replace(planned, draft_state_read_slot=planned.state_read_slot)
-
-
-update, release, admit = StateSlots.update, StateSlots.release, StateSlots.admit
-plan, discard = StateSlots._plan_chunk, Checkpoints.discard
-FAULTS = [
-    (StateSlots, "begin_step", writes_checkpoints_in_place),
-    (StateSlots, "up_to_checkpoint", lambda self, path: path),  # hits without a checkpoint
-    (StateSlots, "update", keeps_the_state_after_all_drafts),
-    (Checkpoints, "discard", keeps_checkpoints_of_evicted_pages),
-    (StateSlots, "release", leaks_draft_slots),
-    (StateSlots, "admit", leaves_the_read_slot_unshared),
-    (StateSlots, "_plan_chunk", reads_the_written_slot),
-    (StateSlots, "_plan_chunk", lets_the_draft_model_read_the_current_state),
-]
-
-
-@pytest.mark.parametrize(("owner", "method", "fault"), FAULTS)
-def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
-    monkeypatch.setattr(owner, method, fault)
-    with pytest.raises((AssertionError, ValueError, KeyError, OutOfPagesError)):
-        run_workloads(400)
+from tiny_llm.engine.scheduling.state_slots import CHECKPOINT_INTERVAL
 
 
 def checkpoint_positions(sched: Scheduler) -> list[int]:
@@ -131,14 +18,6 @@ def checkpoint_positions(sched: Scheduler) -> list[int]:
             depth, node = depth + 1, node.parent
         positions.append(depth * sched.config.page_size)
     return sorted(positions)
-
-
-def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1):
-    request = add(sched, name, len(prompt), max_tokens)
-    request.token_ids[:] = prompt
-    while not request.is_done:
-        step(sched)
-    return request
 
 
 def test_queued_requests_wait_for_the_branch():
@@ -169,7 +48,7 @@ def test_rolling_checkpoint_follows_the_output():
     assert len(positions) <= 6
     finish(sched)
     history = list(request.token_ids)
-    turn = serve(sched, "b", [*history, *range(500, 510)])
+    turn = serve(sched, "b", [*history, *range(500, 510)], 1)
     assert turn.num_cached_tokens == (len(history) - 1) // 4 * 4
 
 
@@ -179,12 +58,12 @@ def test_long_prompts_are_checkpointed_at_intervals_while_slots_are_free():
     options["max_num_batched_tokens"] = 300
     ample, few = scheduler(num_state_slots=20, **options), scheduler(num_state_slots=4, **options)
     for sched in (ample, few):
-        serve(sched, "short", [7] * 100)
-        serve(sched, "long", list(range(length)))
+        serve(sched, "short", [7] * 100, 1)
+        serve(sched, "long", length, 1)
     assert {CHECKPOINT_INTERVAL, 2 * CHECKPOINT_INTERVAL} <= set(checkpoint_positions(ample))
     assert few.pages.states.counts().checkpoints <= 4
     edited = [*range(CHECKPOINT_INTERVAL + 50), *[7] * 100]
-    assert serve(ample, "edited", edited).num_cached_tokens == CHECKPOINT_INTERVAL
+    assert serve(ample, "edited", edited, 1).num_cached_tokens == CHECKPOINT_INTERVAL
 
 
 def test_requests_that_share_nothing_write_few_extra_states():
@@ -217,7 +96,7 @@ def test_drafts_leave_slots_for_queued_requests():
 def test_drafts_evict_few_checkpoints():
     sched = scheduler(num_state_slots=16, num_drafts=12, max_num_batched_tokens=64, num_pages=200)
     for number in range(12):
-        serve(sched, str(number), [number] * 30)
+        serve(sched, str(number), [number] * 30, 1)
     assert sched.pages.states.counts().free <= 1
     add(sched, "a", 5, 30, first=50)
     step(sched)

@@ -8,12 +8,12 @@ from tests.engine.support import assert_distributed_as, chat
 from tests.support import tiny_model
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.cli.batching.open_loop import TimestampTokenizer
-from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.demo import BATCH_PROMPTS
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
 from tiny_llm.engine.execution.sampler import SamplingRow, TokenCounts, process_logits
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.spec_decode.draft_model import DraftModel
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
 
 V = 8
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tiny_llm import LLM, SamplingParams, StructuredOutputs
-from tiny_llm.engine.spec_decode.grammar_proposer import forced_tokens
+from tiny_llm.engine.spec_decode.draft_tokens import forced_tokens
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler, special_token_ids
 
 pytest.importorskip("llguidance")

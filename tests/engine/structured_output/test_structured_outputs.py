@@ -35,7 +35,7 @@ from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
 from tiny_llm.models.tokenizer.loader import open_tokenizer
 
 pytest.importorskip("llguidance")

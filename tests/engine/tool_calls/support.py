@@ -10,7 +10,7 @@ import tokenizers
 from tests.engine.tool_calls.templates import TEMPLATES
 from tests.support import function_tool, object_schema
 from tiny_llm.engine.outputs.output_parser import OutputParser, TextDelta
-from tiny_llm.engine.tool_calls.reader import ToolCallOptions
+from tiny_llm.engine.tool_calls.format import ToolCallOptions
 from tiny_llm.engine.tool_calls.registry import AUTO, find_format
 from tiny_llm.models.tokenizer.chat_template import render_template
 from tiny_llm.models.tokenizer.tokenizer import Tokenizer

@@ -50,84 +50,70 @@ def test_format_by_name():
 
 # Only known and unused parameters end a value.
 CITY = "a\n</parameter>\n<parameter=town>\nb\n</parameter>\n<parameter=city>\nc\n<parameter=city>"
-
-
-@pytest.mark.parametrize("size", [1, 5, 1000])
-@pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize(
-    ("text", "city"),
-    [
-        ("<parameter=city>\nOslo\n<parameter=days>\n3\n", "Oslo"),
+WEATHER_CALL = "<tool_call>\n<function=weather>\n"
+PARAMETERS = [
+    ("<parameter=city>\nOslo\n<parameter=days>\n3\n", "Oslo"),
+    (
+        f"<parameter=city>\n{CITY}\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        "</function>\n</tool_call>",
+        CITY,
+    ),
+]
+# Calls without end tags, or without whitespace between tags.
+VARIANTS = [
+    ("qwen3", '<tool_call>{"name":"weather","arguments":{"city":"Oslo"}}'),
+    ("qwen3", '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}'),
+    ("qwen3", '<tool_call>{"arguments": {"city": "Oslo"}, "name": "weather"}'),
+    ("qwen3", r'<tool_call>{"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}'),
+    ("qwen3.5", "<tool_call>\n<function=weather>\n<parameter=city>\nOslo"),
+    ("qwen3.5", "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>"),
+    ("qwen3.5", "<tool_call><function=weather><parameter=city>Oslo</function></tool_call>"),
+    ("qwen3.5", "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</tool_call>"),
+    ("qwen3.5", "<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>"),
+    ("llama3", '<|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}'),
+    ("llama3", ' {"name": "weather", "arguments": {"city": "Oslo"}}'),
+    ("llama3", '{"type": "function", "name": "weather", "parameters": {"city": "Oslo"}}'),
+    ("mistral-list", '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}'),
+    ("mistral-list", '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}'),
+    ("mistral-args", '[TOOL_CALLS]weather{"city": "Oslo"}'),
+    ("mistral-args", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}]'),
+    ("gemma4", '<|tool_call>call:weather{city:<|"|>Oslo<|"|>}<tool_call|><|tool_response>'),
+    ("gemma4", '<|tool_call> call:weather{ <|"|>city<|"|>: <|"|>Oslo<|"|> }'),
+    ("gemma4", "<|tool_call>call:weather{city:Oslo}<tool_call"),
+]
+TWO_CALLS = [
+    ("llama3", '{"name": "weather", "parameters": {}}; {"name": "weather", "parameters": {}}'),
+    ("qwen3", '<tool_call>{"name": "weather"}\n<tool_call>{"name": "weather"}</tool_call>'),
+    ("qwen3.5", "<tool_call><function=weather></function><function=weather></tool_call>"),
+    ("qwen3.5", f"{WEATHER_CALL}{WEATHER_CALL}"),
+]
+# Arguments other than an object.
+ARGUMENTS = {'"hello"': "hello", "5": 5, "[1]": [1], "null": {}, r'"{\"a\": 1}"': {"a": 1}}
+CALLS = [
+    *((family, text, OSLO_CALL) for family, text in VARIANTS),
+    *((family, text, [("weather", {})] * 2) for family, text in TWO_CALLS),
+    *(
+        ("qwen3.5", f"{WEATHER_CALL}{text}", [("weather", {"city": city, "days": 3})])
+        for text, city in PARAMETERS
+    ),
+    *(
         (
-            f"<parameter=city>\n{CITY}\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
-            "</function>\n</tool_call>",
-            CITY,
-        ),
-    ],
-)
-def test_end_of_a_parameter(text, city, is_stream, size):
-    text = f"<tool_call>\n<function=weather>\n{text}"
-    _, calls, _ = parse(format_of("qwen3.5"), text, TOOLS, (size,), is_stream)
-    assert parsed_arguments(calls) == [("weather", {"city": city, "days": 3})]
+            "qwen3",
+            f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>',
+            [("weather", expected)],
+        )
+        for arguments, expected in ARGUMENTS.items()
+    ),
+]
 
 
-@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
 @pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize(
-    ("family", "text"),
-    [
-        # Calls without end tags, or without whitespace between tags.
-        ("qwen3", '<tool_call>{"name":"weather","arguments":{"city":"Oslo"}}'),
-        ("qwen3", '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}'),
-        ("qwen3", '<tool_call>{"arguments": {"city": "Oslo"}, "name": "weather"}'),
-        ("qwen3", r'<tool_call>{"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}'),
-        ("qwen3.5", "<tool_call>\n<function=weather>\n<parameter=city>\nOslo"),
-        ("qwen3.5", "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>"),
-        ("qwen3.5", "<tool_call><function=weather><parameter=city>Oslo</function></tool_call>"),
-        ("qwen3.5", "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</tool_call>"),
-        ("qwen3.5", "<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>"),
-        ("llama3", '<|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}'),
-        ("llama3", ' {"name": "weather", "arguments": {"city": "Oslo"}}'),
-        ("llama3", '{"type": "function", "name": "weather", "parameters": {"city": "Oslo"}}'),
-        ("mistral-list", '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}'),
-        ("mistral-list", '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}'),
-        ("mistral-args", '[TOOL_CALLS]weather{"city": "Oslo"}'),
-        ("mistral-args", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}]'),
-        ("gemma4", '<|tool_call>call:weather{city:<|"|>Oslo<|"|>}<tool_call|><|tool_response>'),
-        ("gemma4", '<|tool_call> call:weather{ <|"|>city<|"|>: <|"|>Oslo<|"|> }'),
-        ("gemma4", "<|tool_call>call:weather{city:Oslo}<tool_call"),
-    ],
-)
-def test_variants_of_a_call(family, text, is_stream, size):
+@pytest.mark.parametrize(("family", "text", "expected"), CALLS)
+def test_parsed_calls(family, text, expected, is_stream, size):
     content, calls, parser = parse(format_of(family), text, TOOLS, (size,), is_stream)
-    assert (content, parsed_arguments(calls)) == ("", OSLO_CALL)
+    assert (content, parsed_arguments(calls)) == ("", expected)
     assert not parser.has_incomplete_call
-
-
-@pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize(
-    ("family", "text"),
-    [
-        ("llama3", '{"name": "weather", "parameters": {}}; {"name": "weather", "parameters": {}}'),
-        ("qwen3", '<tool_call>{"name": "weather"}\n<tool_call>{"name": "weather"}</tool_call>'),
-        ("qwen3.5", "<tool_call><function=weather></function><function=weather></tool_call>"),
-        ("qwen3.5", "<tool_call>\n<function=weather>\n<tool_call>\n<function=weather>\n"),
-    ],
-)
-def test_two_calls(family, text, is_stream):
-    content, calls, _ = parse(format_of(family), text, TOOLS, (2,), is_stream)
-    assert (content, parsed_arguments(calls)) == ("", [("weather", {})] * 2)
-
-
-@pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [('"hello"', "hello"), ("5", 5), ("[1]", [1]), ("null", {}), (r'"{\"a\": 1}"', {"a": 1})],
-)
-def test_arguments_other_than_an_object(arguments, expected, is_stream):
-    text = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
-    _, calls, _ = parse(format_of("qwen3"), text, TOOLS, (3,), is_stream)
-    assert parsed_arguments(calls) == [("weather", expected)]
 
 
 @pytest.mark.parametrize(

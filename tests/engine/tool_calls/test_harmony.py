@@ -14,8 +14,8 @@ from tiny_llm import StructuredOutputs, ToolCalls
 from tiny_llm.engine.outputs.output_parser import HarmonyParser, ReasoningDelta, TextDelta
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
 from tiny_llm.engine.structured_output.grammar import ThinkingState, initial_thinking_state
+from tiny_llm.engine.tool_calls.format import ToolCallOptions
 from tiny_llm.engine.tool_calls.harmony import HarmonyFormat
-from tiny_llm.engine.tool_calls.reader import ToolCallOptions
 from tiny_llm.engine.tool_calls.registry import AUTO, find_format
 from tiny_llm.models.tokenizer.chat_template import DEFAULT_TAGS
 from tiny_llm.models.tokenizer.tokenizer import Tokenizer

@@ -22,7 +22,7 @@ from tests.support import as_numpy, assert_close, random
 from tiny_llm.kernels.mxfp4 import bfloat16_to_e8m0, e8m0_to_bfloat16
 from tiny_llm.kernels.prepack import is_kernel_supported, row_major_layer
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
-from tiny_llm.models.checkpoint.quantization import MODES, Quantization
+from tiny_llm.models.checkpoint.tensor_shapes import MODES, Quantization
 from tiny_llm.models.checkpoint.weights import (
     pack_integers,
     read_checkpoint,
@@ -30,7 +30,7 @@ from tiny_llm.models.checkpoint.weights import (
     unpack_integers,
 )
 from tiny_llm.models.families.linear import MlxQuantizedWeights, embedding_from, linear_from
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
 from tiny_llm.quantize import dequantize_linear
 
 AFFINE = [(bits, group) for bits in MODES["affine"][0] for group in MODES["affine"][1]]

@@ -12,8 +12,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from benchmark.make_checkpoint import qwen3_config, write_checkpoint
+from tests.models.support import assert_same_arrays
 from tests.models.test_loading import assert_same_weights, logits
-from tests.support import assert_close, assert_same_bits
+from tests.support import assert_close
 from tiny_llm import ModelError, Qwen3ModelWeek2, demo, kernels, load, load_weights
 from tiny_llm.models.checkpoint.weights import CheckpointModel
 
@@ -210,12 +211,6 @@ def arrays_of(folder: Path) -> dict[str, mx.array]:
     return dict(tree_flatten(load_weights(str(folder))[0]))
 
 
-def assert_equal_arrays(actual: dict[str, mx.array], expected: dict[str, mx.array]) -> None:
-    assert actual.keys() == expected.keys()
-    for name, array in expected.items():
-        assert_same_bits(actual[name], array, name)
-
-
 def write_index(folder: Path, files: dict[str, str]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
 
@@ -227,7 +222,7 @@ def test_other_safetensors_files_are_not_read(editor, capsys):
         mx.save_safetensors(str(editor.folder / name), {**editor.weights, "mtp.a": mx.ones(1)})
     index = dict.fromkeys(editor.weights, "model.safetensors")
     write_index(editor.folder, {**index, "mtp.a": "mtp.safetensors", "b": "optiq/v.safetensors"})
-    assert_equal_arrays(arrays_of(editor.folder), expected)
+    assert_same_arrays(arrays_of(editor.folder), expected)
     assert capsys.readouterr().err == ""
 
 
@@ -236,12 +231,12 @@ def test_complete_file_is_preferred_to_a_stale_index(editor, capsys):
     shard = "model-00001-of-00001.safetensors"
     write_index(editor.folder, dict.fromkeys(editor.weights, shard))
     for _ in range(2):
-        assert_equal_arrays(arrays_of(editor.folder), expected)
+        assert_same_arrays(arrays_of(editor.folder), expected)
         [line] = capsys.readouterr().err.splitlines()
         assert "read model.safetensors only; model.safetensors.index.json lists other" in line
         shutil.copy(editor.folder / "model.safetensors", editor.folder / shard)
     (editor.folder / "model.safetensors").unlink()
-    assert_equal_arrays(arrays_of(editor.folder), expected)
+    assert_same_arrays(arrays_of(editor.folder), expected)
     assert capsys.readouterr().err == ""
 
 

@@ -5,7 +5,7 @@ from operator import attrgetter
 import pytest
 
 from tests.models.support import FAMILIES, GEMMA4, HYBRID, HYBRID_MIXTURE, MIXTURE, SIZES
-from tiny_llm.models.checkpoint.quantization import check_quantization
+from tiny_llm.models.checkpoint.tensor_shapes import check_quantization
 from tiny_llm.models.families.config import LocalRope, MoEConfig, SlidingWindow
 from tiny_llm.models.families.config_fields import METADATA, UNSUPPORTED
 from tiny_llm.models.families.registry import read_config

@@ -35,8 +35,7 @@ from tiny_llm.models.checkpoint.dummy import random_checkpoint, random_tensors
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.experts import GatheredExperts, GroupedExperts, SeparateExperts
-from tiny_llm.models.loading import load
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import load, serving_model
 
 QUANTIZED = {"bits": 4, "group_size": 64}
 WINDOW = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}

@@ -7,7 +7,7 @@ from tests.models.support import GEMMA4, random_ids, sequence_logits, write_fami
 from tests.support import assert_same_bits, resident_bytes_of_file
 from tiny_llm import load_weights
 from tiny_llm.models.checkpoint.weights import read_checkpoint
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
 
 
 @pytest.mark.parametrize("bits", [None, 4, 5])

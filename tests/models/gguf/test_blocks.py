@@ -40,11 +40,15 @@ def _is_cpu(request, monkeypatch):
     monkeypatch.setattr(blocks, "has_cpu_kernels", lambda: request.param)
 
 
-def repacked(tmp_path, kind: Type, data: np.ndarray) -> np.ndarray:
-    """Weights of repacked blocks, computed in float32."""
+def stored(tmp_path, kind: Type, data: np.ndarray) -> GGUFTensor:
     file = tmp_path / "data"
     file.write_bytes(bytes(64) + data.tobytes())
-    tensor = GGUFTensor(TYPES[kind], (ROWS, COLUMNS), file, 64)
+    return GGUFTensor(TYPES[kind], (ROWS, COLUMNS), file, 64)
+
+
+def repacked(tmp_path, kind: Type, data: np.ndarray) -> np.ndarray:
+    """Weights of repacked blocks, computed in float32."""
+    tensor = stored(tmp_path, kind, data)
     target, arrays = blocks.repacked_format(tensor), blocks.read_tensor(tensor)
     types = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     assert types == blocks.array_types(tensor)
@@ -72,9 +76,7 @@ def test_exact_types(tmp_path, kind):
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0, Type.Q4_K, Type.Q5_K, Type.Q6_K])
 def test_lookup_tables(tmp_path, kind):
     data = random_blocks(kind)
-    file = tmp_path / "data"
-    file.write_bytes(bytes(64) + data.tobytes())
-    table = LookupTable(GGUFTensor(TYPES[kind], (ROWS, COLUMNS), file, 64))
+    table = LookupTable(stored(tmp_path, kind, data))
     table.weight = table.read()
     ids = [[0, ROWS - 1], [7, 7]]
     actual = as_numpy(table.lookup(mx.array(ids)))

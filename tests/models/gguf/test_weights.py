@@ -20,8 +20,8 @@ from tiny_llm.kernels.prepack import copy_tree, row_major_layer
 from tiny_llm.models import ModelError
 from tiny_llm.models.gguf.config import tensor_names
 from tiny_llm.models.gguf.reader import open_gguf
-from tiny_llm.models.model_size import model_size, size_of_tree
-from tiny_llm.models.serving_model import serving_model
+from tiny_llm.models.loading import serving_model
+from tiny_llm.models.memory import model_size, size_of_tree
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,11 +32,7 @@ def _references() -> None:
 SIZES = {**parity.SIZES, "hidden_size": 64, "intermediate_size": 96, "rms_norm_eps": 1e-5}
 MIXTURE = experts(5, 2, 32)
 SHARED = {"shared_expert_intermediate_size": 64}
-HYBRID = {
-    **parity.hybrid_attention(4, 2, 16),
-    **delta_net(2, 4, 32, 32),
-    "num_hidden_layers": 5,
-}
+HYBRID = {**parity.hybrid_attention(4, 2, 16), **delta_net(2, 4, 32, 32), "num_hidden_layers": 5}
 LLAMA3_ROPE = rope(LLAMA3, rope_theta=5e5, original_max_position_embeddings=8192)
 BIASES = {"attention_bias": True, "mlp_bias": True}
 GEMMA3 = {"sliding_window": 13, "num_hidden_layers": 7, "query_pre_attn_scalar": 16}

@@ -5,9 +5,9 @@ import json
 from types import SimpleNamespace
 
 import anthropic
-import httpx2
 import pytest
 
+from tests.server.protocols import MESSAGES
 from tiny_llm.server.anthropic.messages import MessageSerializer
 from tiny_llm.server.anthropic.messages_schema import CountTokensRequest, MessagesRequest
 from tiny_llm.server.models.requests import Generation, ParsedOutput
@@ -68,13 +68,10 @@ def test_stream_blocks(claude):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thinking_budget_and_display(claude, stream):
+def test_thinking_budget_and_display(server, stream):
     def ask(**thinking):
-        body = {**BODY, "thinking": {"type": "enabled", **thinking}}
-        if not stream:
-            return claude.messages.create(**body)
-        with claude.messages.stream(**body) as response:
-            return response.get_final_message()
+        thinking = {"type": "enabled", **thinking}
+        return MESSAGES.ask(server, max_tokens=100, thinking=thinking, stream=stream).raw
 
     with_budget = ask(budget_tokens=4)
     assert with_budget.content[-1].type == "text"
@@ -174,12 +171,6 @@ def test_tool_runner_of_the_sdk(claude):
 
     runner = claude.beta.messages.tool_runner(**BODY, tools=[weather])
     assert [message.stop_reason for message in runner] == ["end_turn"]
-
-
-def test_head_request(server):
-    for path in ("/", "/api/hello"):  # Claude Code's connection checks
-        response = httpx2.head(server.url + path)
-        assert (response.status_code, response.content) == (200, b"")
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Tests of the engine thread, admission, request streams and output coalescing."""
+"""Tests of the engine thread, request streams and output coalescing."""

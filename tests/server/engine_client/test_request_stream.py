@@ -1,4 +1,4 @@
-"""Request streams: merged outputs, keep-alives, disconnection of idle readers."""
+"""Request streams: keep-alives, disconnection of idle readers."""
 
 import contextlib
 import socket
@@ -7,26 +7,6 @@ import pytest
 
 from tests.server.protocols import MESSAGES, PATHS, RESPONSES, small_body
 from tests.server.running_server import eventually, request_bytes, served
-from tiny_llm.engine.scheduling.request import StreamOutput
-from tiny_llm.server.engine_client.request_stream import RequestStream
-
-
-def output(text, index=0):
-    return StreamOutput("1", index, text, (len(text),), None)
-
-
-def test_full_stream_merges_outputs_without_loss():
-    stream = RequestStream(["1"], 1, limit=2, schedule_wake=lambda wake: None)
-    for number in range(6):
-        stream.put(output(str(number), index=number % 2))
-    items = []
-    while stream._items:
-        items.append(stream._items.popleft())
-    assert [(item.index, item.text, len(item.token_ids)) for item in items] == [
-        (0, "024", 3),
-        (1, "135", 3),
-    ]
-
 
 # With slow steps; disconnects clients that read nothing for 0.5 s.
 slow_server = served(fault="impatient")

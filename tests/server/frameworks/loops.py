@@ -69,7 +69,7 @@ def agents_sdk(url: str, protocol: str, variant: str) -> Report:
             pass
         return result.final_output
 
-    if variant == "streamed":
+    if variant == "-streamed":
         return asyncio.run(stream())
     return agents.Runner.run_sync(agent, QUESTION).final_output
 

@@ -71,35 +71,27 @@ SCRIPT = [
 ]
 
 
-def variants(*names: str) -> list[str]:
-    return [name + end for name in names for end in ("", "-streamed")]
-
-
+# Variants of each framework's loop, by protocol; each also runs with "-streamed".
+OUTPUT_MODES = ("tool", "native", "prompted")
+VARIANTS = {
+    "agents": dict.fromkeys(("chat", "responses"), ("",)),
+    "pydantic_ai": dict.fromkeys(("chat", "responses", "messages"), OUTPUT_MODES),
+    "langchain": dict.fromkeys(("chat", "responses", "messages"), OUTPUT_MODES[:2]),
+    "instructor": {
+        "chat": ("tools", "json_schema"),
+        "responses": ("responses_tools",),
+        "messages": ("anthropic_tools",),
+    },
+    "smolagents": {"chat": ("tools", "code")},
+}
 CASES = {
-    "agents": [
-        f"agents:{protocol}:{end}" for protocol in ("chat", "responses") for end in ("", "streamed")
-    ],
-    "pydantic_ai": [
-        f"pydantic_ai:{protocol}:{variant}"
-        for protocol in ("chat", "responses", "messages")
-        for variant in variants("tool", "native", "prompted")
-    ],
-    "langchain": [
-        f"langchain:{protocol}:{variant}"
-        for protocol in ("chat", "responses", "messages")
-        for variant in variants("tool", "native")
-    ],
-    "instructor": [
-        f"instructor:{protocol}:{variant}"
-        for protocol, mode in (
-            ("chat", "tools"),
-            ("chat", "json_schema"),
-            ("responses", "responses_tools"),
-            ("messages", "anthropic_tools"),
-        )
-        for variant in variants(mode)
-    ],
-    "smolagents": [f"smolagents:chat:{variant}" for variant in variants("tools", "code")],
+    framework: [
+        f"{framework}:{protocol}:{variant}{end}"
+        for protocol, variants in protocols.items()
+        for variant in variants
+        for end in ("", "-streamed")
+    ]
+    for framework, protocols in VARIANTS.items()
 }
 AI_SDK_CASES = [
     f"{provider}:{streamed}"

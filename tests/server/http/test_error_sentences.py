@@ -1,11 +1,13 @@
-"""Contract of invalid requests: endpoint, changed fields, sentence of the 400 error."""
+"""Contract of invalid requests: endpoint, changed fields, sentence; errors' formats."""
 
 import json
 
+import httpx2
 import pytest
 
 from tests.server.protocols import CHAT, MESSAGES, PATHS, RESPONSES, small_body
 from tests.support import function_tool
+from tiny_llm.server.http.errors import ERROR_TYPES, ApiError
 from tiny_llm.server.http.unsupported import FIELD_REASONS
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
@@ -34,6 +36,7 @@ SENTENCES = {
     "/v1/completions": [
         ({"suffix": "."}, "suffix is not supported"),
         ({"prompt": []}, "prompt"),
+        ({"prompt": 1}, "prompt must be a string, got 1."),
         ({"prompt": ""}, "The prompt is empty"),
         ({"prompt": [4096]}, "token ids in the prompt must be from 0 to 4095, got 4096"),
         ({"prompt": [1] * 2048}, "2048 tokens"),
@@ -137,7 +140,7 @@ SENTENCES = {
         ({"tool_choice": "required"}, "tools is empty."),
         ({"tools": [FUNCTION], "tool_choice": "always"}, "tool_choice must be 'auto'"),
         ({"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": "x"}}, "requires mode"),
-        ({"tools": [FUNCTION], "tool_choice": ALLOWED}, "subset of the request's tools."),
+        ({"tools": [FUNCTION], "tool_choice": ALLOWED}, "which is not in tools."),
         ({"tools": [{**FUNCTION, "name": ""}]}, "tools[0].name must have 1 or more characters"),
         (
             {"tools": [{**FUNCTION, "strict": "no"}]},
@@ -150,10 +153,7 @@ SENTENCES = {
         ({"messages": []}, "messages must have 1 or more elements, got 0"),
         ({"tool_choice": {"type": "any"}}, "tool_choice requires tools, but tools is empty."),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "got 'x'"),
-        (
-            said({"type": "image"}),
-            "content[0] has the type 'image'; this model accepts text only",
-        ),
+        (said({"type": "image"}), "content[0] has the type 'image'; this model accepts text only"),
         (
             said({"type": "document", "source": {"type": "base64"}}),
             "content[0].source has the type 'base64'; this model accepts text only",
@@ -195,10 +195,55 @@ def test_invalid_request_is_400(server, path, change, sentence):
     assert error["type"] == "invalid_request_error"
 
 
+INVALID = {
+    b"": "body is required.",
+    b"{": "is not valid JSON",
+    b"\xff": "",
+    b"[" * 100_000: "",
+    b"1": "",
+    b'{"messages": [{"role": "user", "content": "\\ud800"}], "\\ud800": 1}': "",
+    b'{"prompt": "\\ud800"}': "an unpaired surrogate",
+    b'{"seed": ' + b"9" * 5000 + b"}": "",
+}
+
+
 def test_errors_are_json_for_any_body(server):
-    incomplete = b'{"messages": [{"role": "user", "content": "\\ud800"}], "\\ud800": 1}'
-    long = b'{"seed": ' + b"9" * 5000 + b"}"
-    for content in (b"", b"{", b"\xff", b"[" * 100_000, b"1", incomplete, long):
-        response = server.send(CHAT.path, content)
-        assert response.status_code == 400, content[:20]
-        assert response.json()["error"]["message"].endswith(".")
+    for content, sentence in INVALID.items():
+        for path in (CHAT.path, "/v1/completions"):
+            response = server.send(path, content)
+            assert response.status_code == 400, content[:20]
+            message = response.json()["error"]["message"]
+            assert message.endswith(".")
+            assert sentence in message
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("method", "path_suffix", "kind", "status"),
+    [
+        ("POST", "/nothing", "application/json", 404),
+        ("GET", "", "application/json", 405),
+        ("POST", "", "text/plain", 415),
+        ("POST", "", "application/json", 400),
+    ],
+)
+def test_error_has_the_protocols_format(server, path, method, path_suffix, kind, status):
+    headers, url = {"content-type": kind}, server.url + path + path_suffix
+    response = httpx2.request(method, url, headers=headers, content=b"{")
+    assert response.status_code == status
+    body = response.json()
+    openai_type, anthropic_type = ERROR_TYPES[status]
+    if path == MESSAGES.path:
+        assert (body["type"], body["error"]["type"]) == ("error", anthropic_type)
+    else:
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        assert body["error"]["type"] == openai_type
+    assert body["error"]["message"].endswith(".")
+
+
+@pytest.mark.parametrize("status", [413, 429, 503])
+def test_code_and_headers_in_each_protocol(status):
+    error = ApiError(status, "No.", code="a_code", headers={"Retry-After": "1"})
+    assert error.body(CHAT.path)["error"]["code"] == "a_code"
+    assert error.body(MESSAGES.path)["error"]["details"] == {"error_code": "a_code"}
+    assert error.response(MESSAGES.path).headers["retry-after"] == "1"

@@ -10,7 +10,7 @@ from tiny_llm.server.anthropic.messages_schema import MessagesRequest
 from tiny_llm.server.http.errors import ACCESS_RECORD, AccessRecord
 from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
 from tiny_llm.server.openai.responses_schema import ResponsesRequest
-from tiny_llm.server.protocol import base_schema
+from tiny_llm.server.protocol import request_fields
 
 HEADER = "x-tiny-llm-ignored-fields"
 USER = {"role": "user", "content": "What is the capital of France?"}
@@ -138,8 +138,8 @@ def test_paths_of_nested_fields(schema, body, expected):
 
 
 def test_names_are_bounded_and_escaped(monkeypatch, caplog):
-    monkeypatch.setattr(base_schema, "_logged", set())
-    monkeypatch.setattr(base_schema, "MAX_LOGGED_FIELDS", 40)
+    monkeypatch.setattr(request_fields, "_logged", set())
+    monkeypatch.setattr(request_fields, "MAX_LOGGED_FIELDS", 40)
     hostile = {"a\r\nSet-Cookie: b": 1, "é\u2028,": 1, "\U0001f600" * 10**6: 1}
     message = {**USER, **{f"m{number}": 1 for number in range(2000)}}
     names = ignored(ChatCompletionRequest, {"messages": [message] * 5, **hostile})
@@ -149,7 +149,7 @@ def test_names_are_bounded_and_escaped(monkeypatch, caplog):
     for number in range(100):
         ignored(ChatCompletionRequest, {"messages": [USER], f"x{number}": 1})
     assert len(caplog.text) < 5000
-    assert len(base_schema._logged) <= 40 + 32
+    assert len(request_fields._logged) <= 40 + 32
 
 
 def test_hostile_objects_are_removed_completely():

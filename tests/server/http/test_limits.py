@@ -12,13 +12,7 @@ import pytest
 
 from tests.server.protocol.test_disconnect import LONG, connect
 from tests.server.protocols import CHAT
-from tests.server.running_server import (
-    RunningServer,
-    eventually,
-    read_all,
-    request_bytes,
-    served,
-)
+from tests.server.running_server import RunningServer, eventually, read_all, request_bytes, served
 from tiny_llm.server.http.middleware import PIECE_BYTES, BodyDecoder
 
 KEY = "a key with é"

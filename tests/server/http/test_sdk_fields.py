@@ -122,11 +122,15 @@ def send(schema: type, body: dict[str, Any]) -> tuple[str | None, list[str]]:
         elif issubclass(schema, CountTokensRequest):
             request.to_template_messages()
     except ApiError as error:
-        return re.sub(r"\[\d+\]", "[]", error.message), []
+        return without_indexes(error.message), []
     except ValidationError as error:
         located = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        return re.sub(r"\[\d+\]", "[]", validation_error(located).message), []
+        return without_indexes(validation_error(located).message), []
     return None, list(record.ignored_fields)
+
+
+def without_indexes(message: str) -> str:
+    return re.sub(r"\[\d+\]", "[]", message)
 
 
 def is_known(path: str, known: set[str]) -> bool:
@@ -201,13 +205,7 @@ def test_every_parameter_through_the_clients(client, claude):
                 given = {"model": "demo", **body, **stream, name: value}
                 response = resource.with_raw_response.create(**given)
             except (openai.BadRequestError, anthropic.BadRequestError) as error:
-                message = re.sub(
-                    r"\[\d+\]",
-                    "[]",
-                    error.body["error"]["message"]
-                    if "error" in error.body
-                    else error.body["message"],
-                )
+                message = without_indexes(error.body.get("error", error.body)["message"])
                 assert is_explained(message), f"{name}: {message}"
             else:
                 ignored = response.headers.get(HEADER, "").split(",")

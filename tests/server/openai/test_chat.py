@@ -90,13 +90,6 @@ def test_concurrent_requests_match_sequential_ones(server, client):
     assert contents[0] == contents[1]
 
 
-def test_models(client):
-    assert [model.id for model in client.models.list()] == ["demo"]
-    assert client.models.retrieve("demo").id == "demo"
-    with pytest.raises(openai.NotFoundError, match="this server serves 'demo'"):
-        client.chat.completions.create(**{**PLAIN, "model": "gpt-4"})
-
-
 def test_allowed_tools(client):
     def prompt_tokens(tools, mode):
         allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "paint"}}]}

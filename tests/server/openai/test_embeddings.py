@@ -22,9 +22,8 @@ RERANK = {"query": "What is RoPE?", "documents": ["Bees.", {"text": "Rotary embe
 embedder = served("--task", "embed")
 
 
-@pytest.fixture(scope="module")
-def embed_client(embedder):
-    return embedder.openai
+def embed(server, given, **fields):
+    return server.openai.embeddings.create(model="demo", input=given, **fields)
 
 
 def write_reranker(folder: Path) -> Path:
@@ -39,57 +38,42 @@ def write_reranker(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def reranker_folder(tmp_path_factory):
-    return write_reranker(tmp_path_factory.mktemp("reranker") / "reranker")
-
-
 @pytest.mark.slow
-def test_embeddings_match_the_library(embed_client):
+def test_embeddings_match_the_library(embedder):
     expected = LLM("demo", task="embed").embed(TEXTS)
-    response = embed_client.embeddings.create(model="demo", input=TEXTS, encoding_format="float")
+    response = embed(embedder, TEXTS, encoding_format="float")
     assert [item.embedding for item in response.data] == expected
     assert [item.index for item in response.data] == [0, 1, 2]
     assert response.usage.prompt_tokens == response.usage.total_tokens > 20
     assert response.model == "demo"
 
 
-def test_client_requests_base64_by_default(embed_client):
-    floats = embed_client.embeddings.create(model="demo", input="a", encoding_format="float")
-    decoded = embed_client.embeddings.create(model="demo", input="a")  # the client decodes base64
-    np.testing.assert_array_equal(
-        np.float32(decoded.data[0].embedding), np.float32(floats.data[0].embedding)
-    )
-
-
 def test_base64_holds_little_endian_float32(embedder):
+    """The client requests base64 by default, and decodes it."""
     body = {"input": "a", "encoding_format": "base64"}
     text = embedder.post("/v1/embeddings", body).json()["data"][0]["embedding"]
     vector = np.frombuffer(base64.b64decode(text), "<f4")
     assert vector.shape == (256,)
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
+    for fields in ({}, {"encoding_format": "float"}):
+        actual = np.float32(embed(embedder, "a", **fields).data[0].embedding)
+        np.testing.assert_array_equal(actual, vector)
 
 
-def test_token_ids_and_dimensions(embedder, embed_client):
+def test_token_ids_and_dimensions(embedder):
     tokens = embedder.post("/tokenize", {"prompt": "What is RoPE?"}).json()["tokens"]
     full, short = (
-        embed_client.embeddings.create(model="demo", input=[tokens], **more).data[0].embedding
-        for more in ({}, {"dimensions": 16})
+        embed(embedder, [tokens], **more).data[0].embedding for more in ({}, {"dimensions": 16})
     )
     expected = np.array(full[:16]) / np.linalg.norm(full[:16])
     np.testing.assert_allclose(short, expected, rtol=1e-6)
 
 
 @pytest.mark.slow
-def test_hundreds_of_inputs_from_several_clients(embed_client):
+def test_hundreds_of_inputs_from_several_clients(embedder):
     texts = [f"text {number}" for number in range(300)]
-
-    def embed(_: int) -> list[list[float]]:
-        data = embed_client.embeddings.create(model="demo", input=texts).data
-        return [item.embedding for item in data]
-
     with ThreadPoolExecutor() as pool:
-        first, second, third = pool.map(embed, range(3))
+        first, second, third = pool.map(lambda _: embed(embedder, texts).data, range(3))
     assert len(first) == 300
     assert first == second == third
 
@@ -130,9 +114,10 @@ def test_chat_model_rejects_embeddings(server):
 
 
 @pytest.mark.slow
-def test_rerank_orders_documents_by_relevance(reranker_folder):
-    running = RunningServer("--model", str(reranker_folder), "--task", "score")
-    expected = LLM(reranker_folder, task="score").score(
+def test_rerank_orders_documents_by_relevance(tmp_path):
+    folder = write_reranker(tmp_path / "reranker")
+    running = RunningServer("--model", str(folder), "--task", "score")
+    expected = LLM(folder, task="score").score(
         RERANK["query"], ["Bees.", "Rotary embeddings.", "a"]
     )
     assert len(set(expected)) == 3

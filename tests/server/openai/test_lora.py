@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.models.lora.support import write_adapters
+from tests.models.lora_adapters.support import write_adapters
 from tests.server.protocols import PROTOCOLS
 from tests.server.running_server import RunningServer
 from tiny_llm import LLM, SamplingParams
@@ -33,20 +33,15 @@ def lora_server(folders) -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def lora_client(lora_server):
-    return lora_server.openai
-
-
 @pytest.mark.slow
-def test_concurrent_requests_use_their_own_adapters(lora_client, folders):
+def test_concurrent_requests_use_their_own_adapters(lora_server, folders):
     """Concurrent requests get the same texts as separate `LLM.generate` calls."""
     llm = LLM("demo", lora_modules=folders)
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     names = ["base", "sql", "french", "alias", "sql", "french"]
 
     def complete(name: str):
-        return lora_client.completions.create(model=name, prompt=PROMPT, **OPTIONS)
+        return lora_server.openai.completions.create(model=name, prompt=PROMPT, **OPTIONS)
 
     with ThreadPoolExecutor(len(names)) as pool:
         answers = list(pool.map(complete, names))
@@ -69,16 +64,14 @@ def test_every_protocol(lora_server, protocol):
     assert len(texts) == len({text for _, text in texts}) == 2
 
 
-def test_models_list_adapters_with_their_parent(lora_client):
-    models = {model.id: model for model in lora_client.models.list().data}
+def test_models_list_adapters_with_their_parent(lora_server):
+    client = lora_server.openai
+    models = {model.id: model for model in client.models.list().data}
     assert list(models) == ["base", "alias", "sql", "french"]
     assert [models[name].parent for name in models] == [None, None, "base", "base"]
-    assert lora_client.models.retrieve("sql").parent == "base"
-
-
-def test_unknown_names_are_404(lora_client):
+    assert client.models.retrieve("sql").parent == "base"
     with pytest.raises(openai.NotFoundError, match="serves 'base', 'alias', 'sql', 'french'"):
-        lora_client.completions.create(model="x", prompt="a")
+        client.completions.create(model="x", prompt="a")
 
 
 @pytest.mark.slow

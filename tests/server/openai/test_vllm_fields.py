@@ -136,14 +136,9 @@ def test_thinking_token_budget(server, client, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_include_reasoning_false(server, stream):
-    body = {"messages": FRANCE, "include_reasoning": False, "reasoning_effort": "high"}
-    if stream:
-        serialized = json.dumps(stream_chunks(server, "/v1/chat/completions", body))
-    else:
-        response = server.post("/v1/chat/completions", body).json()
-        assert response["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
-        serialized = json.dumps(response["choices"])
-    assert "reasoning_content" not in serialized
+    answer = protocols.CHAT.ask(server, effort="high", include_reasoning=False, stream=stream)
+    assert answer.reasoning_tokens > 0
+    assert "reasoning_content" not in answer.raw.choices[0].message.to_dict()
 
 
 def test_add_special_tokens(server):

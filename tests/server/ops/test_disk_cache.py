@@ -12,26 +12,18 @@ BODY = {
 }
 
 
-def has_pages(server):
-    return eventually(lambda: server.metric("prefix_cache_disk_bytes") > 0)
-
-
 @pytest.mark.slow
 def test_restarted_server_hits_pages_on_disk(tmp_path):
     flags = "--prefix-cache-dir", str(tmp_path), "--prefix-cache-disk-bytes", "1e8"
     texts = []
     for _ in range(2):
-        server = RunningServer(*flags)
-        try:
+        with RunningServer(*flags) as server:
             response = server.post("/v1/completions", BODY)
             texts.append(response.json()["choices"][0]["text"])
-            assert has_pages(server)
+            assert eventually(lambda server=server: server.metric("prefix_cache_disk_bytes") > 0)
             state = server.get("/engine/state").json()["disk_cache"]
             assert state["num_errors"] == server.metric("prefix_cache_disk_errors_total") == 0
             assert state["hit_tokens"] == server.metric("prefix_cache_disk_hits_total")
             assert state["num_bytes"] <= 1e8
-        finally:
-            server.process.terminate()
-            assert server.process.wait(60) == 0
     assert texts[0] == texts[1]
     assert list((tmp_path / "writing").iterdir()) == []

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -67,28 +66,3 @@ def test_page_needs_no_api_key_but_its_endpoints_do(tmp_path):
     times = [event["time"] for event in actual["events"]]
     assert times[0] == 0.0
     assert max(times) < 120
-
-
-@pytest.mark.parametrize("file", ["/no/such/folder/run.json", f"/tmp/{'n' * 300}", "n" * 252])
-def test_unwritable_recording_is_rejected_at_startup(file):
-    from tiny_llm.errors import UserError
-    from tiny_llm.server.ops.engine_view import EventLogWriter
-
-    with pytest.raises(UserError, match="--record: '.*' cannot be written"):
-        EventLogWriter(Path(file))
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_disk_stops_only_the_recording(tmp_path, caplog):
-    from tiny_llm.server.engine_client.messages import EngineStats, StepReport
-    from tiny_llm.server.ops.engine_view import EventLogWriter
-
-    (tmp_path / "run.json.part").symlink_to("/dev/full")
-    recording = EventLogWriter(tmp_path / "run.json")
-    recording.begin({})
-    event = {"event": "request_added", "time": 1.0, "text": "x" * 100_000}
-    recording.record(StepReport((), EngineStats(), (event,)))
-    recording.record(StepReport((), EngineStats(), (event,)))
-    recording.close()
-    assert not (tmp_path / "run.json").exists()
-    assert "event log stopped" in caplog.text

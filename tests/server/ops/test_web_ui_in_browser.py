@@ -42,7 +42,12 @@ def open_page(browser) -> Iterator:
     contexts, errors = [], []
 
     def open_page(
-        server: RunningServer, size=WIDE, expected: Sequence[str] = (), path="/", **options
+        server: RunningServer,
+        size=WIDE,
+        expected: Sequence[str] = (),
+        path="/",
+        is_ready=True,
+        **options,
     ):
         context = browser.new_context(viewport=size, **options)
         contexts.append(context)
@@ -58,6 +63,8 @@ def open_page(browser) -> Iterator:
             "console", lambda told: told.type in ("error", "warning") and record_error(told.text)
         )
         page.goto(server.url + path)
+        if is_ready:
+            page.wait_for_selector(".status.ready")
         return page
 
     yield open_page
@@ -68,7 +75,7 @@ def open_page(browser) -> Iterator:
 
 def test_selected_model(open_page):
     server = RunningServer("--model", "demo", "--model", "demo-draft")
-    page = open_page(server, expected=["503", "ERR_CONNECTION_REFUSED"])
+    page = open_page(server, expected=["503", "ERR_CONNECTION_REFUSED"], is_ready=False)
     select = page.get_by_label("Model", exact=True)
     playwright.expect(select.locator("option")).to_have_text(
         ["demo (not loaded)", "demo-draft (not loaded)"]
@@ -96,7 +103,6 @@ def make_endless(route) -> None:
 
 def test_conversation(server, open_page):
     page = open_page(server)
-    page.wait_for_selector(".status.ready")
     assert page.evaluate("document.activeElement.tagName") == "BODY"
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")  # activates the skip link to the message box
@@ -116,7 +122,6 @@ def test_conversation(server, open_page):
 
 def test_stop_aborts_the_request_and_frees_its_slot(server, open_page):
     page = open_page(server)
-    page.wait_for_selector(".status.ready")
     page.route("**/chat/completions", make_endless)
     ask(page, "Count.")
     page.wait_for_selector("tr.decode")
@@ -129,7 +134,6 @@ def test_stop_aborts_the_request_and_frees_its_slot(server, open_page):
 
 def test_engine_view_of_a_running_request(server, open_page):
     page = open_page(server)
-    page.wait_for_selector(".status.ready")
     ask(page, "What is a cat?")
     page.wait_for_selector(".requests tr.ended")
     page.wait_for_selector(".tree li q")  # contains a branch's detokenized text
@@ -157,7 +161,6 @@ def test_state_slots_of_a_hybrid_model(open_page, tmp_path):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_narrow_window(server, open_page, scheme):
     page = open_page(server, NARROW, color_scheme=scheme)
-    page.wait_for_selector(".status.ready")
     ask(page, "What is a cat?")
     page.wait_for_selector(".message footer")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -172,7 +175,6 @@ def test_narrow_window(server, open_page, scheme):
 
 def test_model_output_is_not_executed(server, open_page):
     page = open_page(server, expected=["Content Security Policy"])
-    page.wait_for_selector(".status.ready")
     html = page.evaluate(
         "async (text) => (await import('/page/markdown.js')).toHtml(text)", HOSTILE
     )
@@ -186,7 +188,6 @@ def test_recording_is_replayed_without_a_server(tmp_path, open_page):
     file = tmp_path / "run.json"
     running = RunningServer("--record", str(file))
     page = open_page(running, expected=["503", "ERR_CONNECTION_REFUSED"])
-    page.wait_for_selector(".status.ready")
     ask(page, "What is a cat?")
     page.wait_for_selector(".message footer")
     assert running.stop() == 0
@@ -213,7 +214,7 @@ def test_recording_is_replayed_without_a_server(tmp_path, open_page):
 def test_api_key_is_requested_and_not_stored(open_page):
     running = RunningServer("--api-key", "secret")
     try:
-        page = open_page(running, expected=["401", "503", "ERR_CONNECTION_REFUSED"])
+        page = open_page(running, expected=["401", "503", "ERR_CONNECTION_REFUSED"], is_ready=False)
         page.wait_for_selector("dialog")
         page.fill("dialog input", "secret")
         page.keyboard.press("Enter")
@@ -229,7 +230,7 @@ def test_api_key_is_requested_and_not_stored(open_page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_endpoints_are_listed_and_can_be_called(server, open_page, scheme):
     size = WIDE if scheme == "light" else NARROW
-    page = open_page(server, size, ["400 (Bad Request)"], path="/docs", color_scheme=scheme)
+    page = open_page(server, size, ["400 (Bad Request)"], "/docs", False, color_scheme=scheme)
     chat = page.locator("details.operation", has_text="/v1/chat/completions")
     chat.locator("summary").first.click()
     playwright.expect(chat.locator("td", has_text="temperature").first).to_be_visible()

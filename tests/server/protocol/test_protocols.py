@@ -136,6 +136,8 @@ def test_overlong_prompt(server, path, num_words):
     response = server.post(path, small_body(path, "a " * num_words))
     assert response.status_code == 400
     error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    # Codex recognizes the error by its code, Claude Code by its message.
     fields = error.get("details", error)  # Anthropic's error object has `details`
     code = error["details"]["error_code"] if "details" in error else error["code"]
     assert code == "context_length_exceeded"

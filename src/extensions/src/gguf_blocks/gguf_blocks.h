@@ -1,7 +1,8 @@
 // gguf_blocks: Conversion of GGUF blocks to MLX's quantization formats.
 //
 // A block holds 32 or 256 weights (`K` types) with their scales, in llama.cpp's layout. In MLX's
-// formats, weight = q · scale + bias in groups of 32, and integers are packed in order.
+// formats, weight = q · scale + bias in groups of 32, and the first of the integers in a word has
+// the lowest bits.
 #pragma once
 
 #include <cstdint>

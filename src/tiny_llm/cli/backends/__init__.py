@@ -2,5 +2,5 @@
 
 This package must not depend on how output is displayed.
 
-Reading order: checkpoint, backend, remote.
+Reading order: local, remote.
 """

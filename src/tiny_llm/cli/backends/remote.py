@@ -60,7 +60,7 @@ def check_remote_arguments(args: argparse.Namespace) -> None:
 
 
 class RemoteBackend:
-    """Model on a server; expects checked flags. See `OpenAIClient` for errors."""
+    """Model on a server; requires validated flags. Raises the errors of `OpenAIClient`."""
 
     def __init__(self, args: argparse.Namespace):
         self._client = OpenAIClient(args.url, args.model, api_key(args.api_key))

@@ -8,8 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .engine_run import EngineState, RequestProgress
-from .runs import BatchRun
+from .runs import BatchRun, EngineState, RequestProgress
 
 PAGES_WIDTH = 30  # width of the page usage bar in characters
 

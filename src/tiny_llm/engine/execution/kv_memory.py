@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 from ...errors import UserError, short_repr
 from ...kv_storage.paged_storage import KvLayout
-from ...models import ServingModel
-from ...models.memory import total_memory
-from ...models.model_size import ModelSize
+from ...models.families.decoder import Decoder
+from ...models.memory import ModelSize, total_memory
 from ..scheduling.config import MIN_STATE_SLOTS, KvGroup
 
-KvSize = ServingModel | ModelSize  # a loaded model, or sizes computed from a config
+KvSize = Decoder | ModelSize  # a loaded model, or sizes computed from a config
 
 
 @dataclass(frozen=True)

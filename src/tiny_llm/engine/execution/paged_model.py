@@ -15,7 +15,6 @@ import mlx.core as mx
 
 from ...kv_storage.paged_storage import KvLayout
 from ...kv_storage.step_plan import RaggedBatch
-from ...models import ServingModel
 from ...models.families.decoder import Decoder
 from ...models.output_heads import MtpDecoder
 
@@ -55,7 +54,7 @@ class PagedModel:
 
     def __init__(
         self,
-        model: ServingModel,
+        model: Decoder,
         num_pages: int,
         num_state_slots: int = 0,
         layout: KvLayout | None = None,
@@ -142,14 +141,11 @@ class PagedModel:
         if hidden is not None:
             assert isinstance(model, MtpDecoder)
             return self._evaluate(lambda: model.mtp_features(ids, hidden, batch, rows, storage))
-        assert isinstance(model, Decoder)
         return self._evaluate(lambda: model.ragged_features(ids, batch, rows, storage))
 
     def lm_head(self, features: mx.array) -> mx.array:
         """Computes logits N×V from N hidden states, N×E."""
-        model = self.model
-        assert isinstance(model, Decoder)
-        return self._evaluate(lambda: model.w_lm_head(features))
+        return self._evaluate(lambda: self.model.w_lm_head(features))
 
     def logits_async(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         """Like `logits`, but asynchronous; `ids` (T) replaces the spans' tokens."""
@@ -179,10 +175,12 @@ class PagedModel:
         return mx.array(ids, dtype=mx.int32)
 
     def _evaluate(self, compute: Callable[[], mx.array]) -> mx.array:
+        """Starts the evaluation; waits for it only if the result has no rows to sample from."""
         started = time.perf_counter()
         result = compute()
-        # If no row is sampled, `result` does not depend on the storage, so evaluate both.
-        mx.eval(result, self._storage.arrays)
+        # Without rows, `result` does not depend on the storage, so evaluate both.
+        evaluate = mx.async_eval if result.shape[0] else mx.eval
+        evaluate(result, self._storage.arrays)
         self.seconds += time.perf_counter() - started
         return result
 

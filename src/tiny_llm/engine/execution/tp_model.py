@@ -8,18 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
+
 from ... import kernels
 from ...models import load_weights, memory
 from ...models.checkpoint.safe_io import model_errors
 from ...models.checkpoint.sharding import RankShard
 from ...models.families.config import DecoderConfig
 from ...models.families.registry import read_config
-from ...models.gguf.model_files import read_model_config
-from ...models.hub import find_config
+from ...models.hub import find_config, read_model_config
 from ...models.lora_adapters import attach_adapters
 from ...models.parallel.decoder import TensorParallelDecoder, TensorParallelMtpDecoder
 from ...models.parallel.group import Replica, gather_bytes
 from ...models.parallel.launch import current_group, get_group
+from .disk_tier import fingerprint
 from .paged_model import PagedModel, RowKind
 
 
@@ -93,6 +95,8 @@ def _on_all_ranks(name: str) -> Any:
 
 def _call(model: PagedModel, name: str, *args: Any) -> Any:
     result = getattr(PagedModel, name)(model, *args)
+    if isinstance(result, mx.array):
+        mx.eval(result)  # so that a call ends on all ranks before the next one begins
     return gather_bytes(result, current_group().comm) if isinstance(result, bytes) else result
 
 
@@ -132,6 +136,4 @@ def _write_shards(
 
 
 def _gather_fingerprint(model: PagedModel) -> list[bytes]:
-    from .disk_cache.factory import fingerprint
-
     return gather_bytes(fingerprint([model.model]), current_group().comm)

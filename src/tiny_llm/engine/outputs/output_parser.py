@@ -21,7 +21,13 @@ from functools import cache
 from typing import Any
 
 from ...models.tokenizer.chat_template import DEFAULT_TAGS, think_tags
-from ..tool_calls.format import MalformedCallError, ToolCallFormat
+from ..tool_calls.format import (
+    MalformedCallError,
+    ToolCallDelta,
+    ToolCallFormat,
+    ToolCallOptions,
+    ToolCallReader,
+)
 from ..tool_calls.harmony import (
     CHANNEL,
     CONSTRAIN,
@@ -31,7 +37,6 @@ from ..tool_calls.harmony import (
     HarmonyFormat,
     MessageHeader,
 )
-from ..tool_calls.reader import ToolCallDelta, ToolCallOptions, ToolCallReader
 from ..tool_calls.registry import AUTO, find_format
 
 

@@ -137,7 +137,7 @@ class Checkpoints:
         priority = self.by_node[victim].priority
         if priority >= below:
             return False
-        # The clock never decreases, although a demoted checkpoint may have a lower priority.
+        # A demoted checkpoint may have a priority below the clock, which must not decrease.
         self._clock = max(self._clock, priority)
         self.discard(victim)
         # [/task 6.5.4 evict]

@@ -1,12 +1,16 @@
-"""SchedulerConfig: KV memory and batch limits."""
+"""SchedulerConfig: KV memory and batch limits; type of the events' listener."""
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ...errors import UserError, check_int
+
+Event = dict[str, Any]  # see `events.py`
+Listener = Callable[[Event], None]
 
 
 @dataclass(frozen=True)

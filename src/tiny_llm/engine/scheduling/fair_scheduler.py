@@ -30,8 +30,7 @@ from collections.abc import Iterable
 from itertools import islice
 from operator import attrgetter
 
-from .config import SchedulerConfig
-from .events import Listener
+from .config import Listener, SchedulerConfig
 from .page_manager import PageKey
 from .request import Chunk, EngineRequest, RequestState, SchedulerOutput
 from .scheduler import Scheduler

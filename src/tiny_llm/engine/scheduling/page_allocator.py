@@ -53,7 +53,7 @@ class PageAllocator:
         self._ref_counts[page] += 1
 
     def free(self, page: int) -> None:
-        """Removes an owner; a page without owners becomes free.
+        """Drops a reference; the page becomes free with its last one.
 
         Raises:
             ValueError: the page is already free.

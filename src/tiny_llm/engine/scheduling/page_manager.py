@@ -9,16 +9,26 @@ checkpoints, then the least recently used pages with their checkpoints.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from ...errors import OutOfPagesError
 from .config import MIN_STATE_SLOTS, SchedulerConfig
-from .events import PageCounts
 from .page_allocator import PageAllocator
 from .prefix_cache import PageTokens, PrefixCache, PrefixNode
 from .request import EngineRequest
 from .state_slots import StateSlots
 
 PageKey = tuple[PrefixNode, PageTokens]  # identifies a page: parent node and tokens
+
+
+@dataclass(frozen=True)
+class PageCounts:
+    """Page counts by state; free + cached + used = all pages."""
+
+    free: int  # neither in the prefix cache nor referenced by a request
+    cached: int  # in the prefix cache, not referenced by a request
+    used: int  # referenced by requests
+    shared: int  # referenced by more than one request; included in `used`
 
 
 class PageManager:
@@ -163,7 +173,7 @@ class PageManager:
             pass
 
     def share_full_pages(self, request: EngineRequest, num_written: int) -> None:
-        """Inserts the full pages of the first `num_written` tokens into the cache."""
+        """Inserts the full pages of the first `num_written` tokens into the prefix cache."""
         if not self._sharing:
             return
         while (request.num_shared + 1) * self.page_size <= num_written:

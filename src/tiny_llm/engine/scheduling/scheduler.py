@@ -30,8 +30,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...errors import OutOfPagesError, QueueFullError, UserError
-from .config import KvGroup, SchedulerConfig
-from .events import Listener
+from .config import KvGroup, Listener, SchedulerConfig
 from .kv_cache_groups import GroupPageManager
 from .page_manager import PageKey, PageManager
 from .request import (
@@ -139,7 +138,7 @@ class Scheduler:
     # ---------------------------------------------------------------- one step
 
     def schedule(self) -> SchedulerOutput:
-        """Plans the next step; empty while all requests wait for pages from disk."""
+        """Plans the next step, without chunks while all requests wait for pages from disk."""
         # [task 3.3.3 schedule]
         budget = self.config.max_num_batched_tokens
         preempted_before = self.num_preemptions

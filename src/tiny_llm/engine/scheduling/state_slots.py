@@ -36,7 +36,6 @@ from dataclasses import dataclass, field, replace
 
 from .checkpoints import Checkpoints
 from .config import MIN_STATE_SLOTS
-from .events import StateSlotCounts
 from .page_allocator import PageAllocator
 from .prefix_cache import PrefixNode
 from .request import Chunk, EngineRequest, SchedulerOutput
@@ -91,15 +90,25 @@ def common_prefix(token_ids: Sequence[int], other: Sequence[int], page_size: int
 DRAFT_SLOT_DIVISOR = 4  # draft tokens may evict checkpoints from at most 1/4 of the slots
 
 
+@dataclass(frozen=True)
+class StateSlotCounts:
+    """Counts of recurrent state slots, by use."""
+
+    free: int  # neither checkpoints nor used by a request
+    cached: int  # checkpoints of the prefix cache, not used by a request
+    used: int
+    checkpoints: int  # all checkpoints, including those in use by requests
+
+
 @dataclass(eq=False)
 class RequestSlots:
     """State slots of a running request.
 
     Attributes:
         current: state after the computed tokens; not written yet if there are none.
-        next: destination of the next chunk's final state; −1 for `current`.
-        previous: state one token before `current`, from which the draft model continues if it has
-            not computed the last token; −1 otherwise.
+        next: slot for the next chunk's final state; −1 overwrites `current`.
+        previous: state before the last computed token, for a draft model that has not computed
+            that token; −1 if not needed.
         reserved: slots for the step's draft tokens and checkpoints.
         positions: where to place checkpoints, in tokens.
         branches: the `positions` at which other requests diverge.

@@ -2,5 +2,5 @@
 
 This package must not depend on `model_runner.py`, which runs the target and samples from it.
 
-Reading order: verification, draft_model, ngram_proposer, grammar_proposer.
+Reading order: draft_tokens, draft_model.
 """

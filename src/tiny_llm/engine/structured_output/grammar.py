@@ -67,7 +67,7 @@ def build_grammar(
     tool_call_format: ToolCallFormat,
     think_tags: tuple[str, str],
 ) -> str:
-    """Builds an output's grammar, as JSON for llguidance."""
+    """Builds the grammar of a whole output, reasoning included, as JSON for llguidance."""
     start, end = think_tags
     if isinstance(constraint, ToolCalls):
         body, *parts = _tool_call_grammars(constraint, special_tokens, tool_call_format)

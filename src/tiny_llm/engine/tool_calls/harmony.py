@@ -38,7 +38,6 @@ MESSAGE_ENDS = (END, CALL, "<|return|>", START)
 NAMESPACE = "functions."  # prefix of the request's tools in recipients
 EFFORTS = ("low", "medium", "high")  # levels of `reasoning_effort` that gpt-oss was trained on
 GENERATION_PROMPT = f"{START}assistant"
-FINAL = f"{CHANNEL}final{MESSAGE}"
 
 RECIPIENT = re.compile(r"to=([^\s<]+)")
 CHANNEL_NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")

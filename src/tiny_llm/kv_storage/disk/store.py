@@ -79,9 +79,8 @@ def read_page_file(path: Path, key: bytes, num_bytes: int) -> bytes:
         CorruptPageError: the file fails verification.
         OSError: the file cannot be read.
     """
-    # Opening a named pipe would block. O_NONBLOCK does not exist on Windows.
-    flags = getattr(os, "O_NONBLOCK", 0)
-    with open(path, "rb", opener=lambda p, f: os.open(p, f | flags)) as file:
+    # Opening a named pipe would block without O_NONBLOCK.
+    with open(path, "rb", opener=lambda p, f: os.open(p, f | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise CorruptPageError(f"{path} is not a regular file")
@@ -292,7 +291,7 @@ class PageStore:
 
 def _check_private(folder: Path) -> None:
     status = folder.stat()
-    if os.name != "nt" and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise PermissionError(
             f"other users own or may write {folder}; choose another directory, or delete this one"
         )

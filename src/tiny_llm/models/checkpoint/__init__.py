@@ -2,6 +2,5 @@
 
 This package must not depend on model execution.
 
-Reading order: safe_io, layout, tokenizer_config, tensor_shapes, quantization, weights, dummy,
-sharding.
+Reading order: safe_io, layout, tokenizer_config, tensor_shapes, weights, dummy, sharding.
 """

@@ -13,9 +13,8 @@ import mlx.core as mx
 from ..families.config_fields import MAX_INT32, invalid_field
 from ..families.registry import read_config
 from ..families.tensor_layout import MTP_PREFIX, converted_quantization
-from .quantization import Quantization, Shape, quantization_of
 from .sharding import RankShard
-from .tensor_shapes import matrix_shapes, vector_shapes
+from .tensor_shapes import Quantization, Shape, matrix_shapes, quantization_of, vector_shapes
 from .weights import CheckpointModel, build_model_tree, layer_quantization
 
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}

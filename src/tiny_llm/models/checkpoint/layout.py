@@ -17,7 +17,6 @@ from typing import Any
 from ...errors import short_repr, summarize
 from ..families.config_fields import Fields, text_fields
 from ..families.registry import family_of, read_config
-from .quantization import check_quantization
 from .safe_io import (
     LFS_POINTER,
     ModelError,
@@ -27,6 +26,7 @@ from .safe_io import (
     reject_lfs_pointer,
     resolve_file,
 )
+from .tensor_shapes import check_quantization
 from .tokenizer_config import read_eos_token_ids, read_tokenizer_config
 
 DTYPE_BYTES = {  # per element

@@ -44,9 +44,15 @@ from ..families.tensor_layout import (
     text_tensor_names,
 )
 from .layout import TensorInfo, check_dtypes, read_tensor_headers, weight_files
-from .quantization import Quantization, Shape, quantization_of
 from .sharding import RankShard
-from .tensor_shapes import LOOKUP_TABLES, matrix_shapes, vector_shapes
+from .tensor_shapes import (
+    LOOKUP_TABLES,
+    Quantization,
+    Shape,
+    matrix_shapes,
+    quantization_of,
+    vector_shapes,
+)
 
 # Minimum bytes of each row's slice for reading a column shard directly. Shorter slices are taken
 # from the full matrix in memory, because disks read entire pages, with readahead.

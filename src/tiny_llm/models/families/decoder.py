@@ -14,7 +14,7 @@ from ... import kernels
 from ...kernels.prepack import prepack_model
 from ...kv_storage import KvLayout, LayerKv, PagedStorage, RaggedBatch, StateStorage
 from ...kv_storage.int8_rows import KvCacheDtype
-from ...kv_storage.planned_layers import PlannedLayers
+from ...kv_storage.paged_storage import PlannedLayers
 from ...kv_storage.step_plan import LayerInputs
 from ...positional_encoding import RoPE
 from .attention_backends import COMPARISON_BACKENDS, OptionalArray
@@ -243,7 +243,7 @@ class EagerLayers(PlannedLayers):
 
 
 class Decoder:
-    """`ServingModel` of any registered family, over paged KV storage.
+    """Model of any registered family, which runs ragged batches over paged KV storage.
 
     Args:
         mlx_model: checkpoint from `mlx_lm.load` or `load_weights`, repacked; its arrays are shared.
@@ -252,7 +252,7 @@ class Decoder:
         activation_bits: 16, or 8 to round the inputs of quantized layers to 8-bit integers.
 
     Attributes:
-        adapters: LoRA adapters used in the current step (`models/lora`).
+        adapters: LoRA adapters used in the current step (`models/lora_adapters.py`).
         supports_graph_capture: False for the "flash" and "reference" backends, and for experts that
             sync with the host.
 
@@ -329,18 +329,22 @@ class Decoder:
 
     @property
     def kv_bytes_per_token(self) -> int:
+        """KV cache bytes per token, over all layers."""
         return 2 * sum(layer.size for layer in self.kv_layers) * self.kv_element_bytes
 
     @property
     def kv_layers(self) -> list[LayerKv]:
+        """The layers that own keys and values; with tensor parallelism, this rank's rows."""
         return layers_kv(self.config, self.kv_cache_dtype)
 
     @property
     def kv_element_bytes(self) -> int:
+        """Bytes per element of the rows of `kv_layers`, times the number of ranks."""
         return self.kv_dtype.size
 
     @property
     def state_bytes(self) -> int:
+        """Bytes per recurrent-state slot, over all layers; 0 without recurrent state."""
         delta_net = self.config.delta_net
         if delta_net is None:
             return 0
@@ -349,6 +353,11 @@ class Decoder:
     def create_paged_storage(
         self, num_pages: int, num_state_slots: int = 0, layout: KvLayout | None = None
     ) -> PagedStorage:
+        """Creates KV pages and state slots, whose ids are the same in all layers.
+
+        Args:
+            layout: of `kv_layers`; one block table for all layers if None.
+        """
         config, states = self.config, None
         if config.delta_net is not None:
             shape = state_shape(config.delta_net, self.dtype)
@@ -363,6 +372,20 @@ class Decoder:
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
+        """Computes the logits of one step, len(rows)×vocab_size.
+
+        On a CPU, a token's logits are bit-identical whatever the rest of the batch. Precondition:
+        all positions are within the context length.
+
+        Args:
+            ids: T token ids in the order of `batch`.
+            rows: indices of the tokens whose logits are computed, from 0 to T − 1.
+            storage: from `create_paged_storage`. Evaluating `storage.arrays` writes the batch's
+                keys and values; unless `rows` is empty, evaluating the result does so, too.
+
+        Raises:
+            ValueError: the number of ids is not T.
+        """
         logits: mx.array = self.w_lm_head(self.ragged_features(ids, batch, rows, storage))
         if self.config.logits_scaling != 1:
             logits = logits / self.config.logits_scaling

@@ -69,7 +69,7 @@ class Family:
     local_rope_theta: float | None = None
     # Fields in `UNSUPPORTED` that the family implements.
     supported_fields: tuple[str, ...] = ()
-    # Default values of fields.
+    # Values of config fields that checkpoints may omit.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # Whether the last layer attends to all keys, regardless of the config.
     last_is_full: bool = False

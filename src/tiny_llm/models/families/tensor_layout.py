@@ -195,7 +195,7 @@ def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
 
 
 def _split_rows(weights: dict[str, mx.array], config: DecoderConfig) -> None:
-    """Splits Phi-3's fused projections, the parts' rows concatenated."""
+    """Splits Phi-3's fused projections, which concatenate the rows of their parts."""
     queries, keys = (
         heads * config.head_dim
         for heads in (config.num_attention_heads, config.num_key_value_heads)

@@ -2,5 +2,5 @@
 
 Quantized blocks are repacked to MLX's formats while they are read; no converted copy is written.
 
-Reading order: reader, blocks, config, weights, tokenizer, model_files.
+Reading order: reader, blocks, config, weights, tokenizer.
 """

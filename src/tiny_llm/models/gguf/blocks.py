@@ -24,7 +24,7 @@ import numpy as np
 
 from ... import kernels
 from ...kernels.mxfp4 import e8m0_to_bfloat16
-from ..checkpoint.quantization import Quantization, Shape
+from ..checkpoint.tensor_shapes import Quantization, Shape
 from ..checkpoint.weights import TreeNode
 from .reader import BlockType, GGUFTensor
 
@@ -33,7 +33,7 @@ BITS = {"Q4": 4, "Q5": 5, "Q6": 8, "Q8": 8}  # by prefix of the type
 
 
 def has_cpu_kernels() -> bool:
-    """Whether weights are converted for the CPU kernels (`checkpoint/weights.py`)."""
+    """Whether the CPU kernels run, to whose formats `checkpoint/weights.py` converts weights."""
     return kernels.computes_on_cpu() and kernels.is_built()
 
 

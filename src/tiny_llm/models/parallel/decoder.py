@@ -1,22 +1,113 @@
-"""Tensor-parallel decoder for all families.
+"""Tensor-parallel decoder for all families, and its transformer block.
 
 Each rank runs the decoder of a smaller model (`models/checkpoint/sharding.py`) with four changes:
 attention, MLP and embedding outputs are all-reduced, and logits are all-gathered. `Decoder` itself
 is independent of ranks, so a single process has no overhead.
 
+On a single rank, an entire decode step is one graph node (`kernels/graph_capture.py`). An
+all-reduce is an MLX operation and cannot be captured, so here a block is two nodes, attention and
+MLP, each followed by an all-reduce.
+
 Source: Shoeybi et al., "Megatron-LM" (2019), arXiv 1909.08053.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
+from ...kernels.graph_capture import CapturedFunction
+from ...kv_storage.layer_cache import LayerCacheView
+from ...kv_storage.step_plan import AttentionMetadata, LayerInputs
 from ..checkpoint.sharding import RankShard
-from ..families.decoder import Decoder, DecoderBlock, EagerLayers
+from ..families.decoder import Attention, Decoder, DecoderBlock, EagerLayers
+from ..families.linear import AdapterBatch
 from ..output_heads import MtpDecoder
-from .block import TensorParallelBlock
 from .group import Replica
-from .layers import ParallelLMHead, VocabParallelEmbedding
+from .layers import Group, ParallelLMHead, VocabParallelEmbedding, all_reduce
+
+HalfBlock = Callable[..., Any]
+
+
+class TensorParallelBlock:
+    """A rank's shard of a transformer block, with all-reduced attention and MLP outputs."""
+
+    def __init__(self, block: DecoderBlock, group: Group, capture: bool, adapters: AdapterBatch):
+        self.block = block
+        self._adapters = adapters
+        self._group = group
+        self._capture = capture
+        # (attention half, MLP half), keyed by the names of the attention metadata arrays.
+        self._halves: dict[tuple[str, ...], tuple[HalfBlock, HalfBlock]] = {}
+
+    def __call__(
+        self, x: mx.array, update: mx.array | None, cos_sin: LayerInputs, view: LayerCacheView
+    ) -> tuple[mx.array, mx.array]:
+        """Same as `DecoderBlock`, with the updates all-reduced.
+
+        Each half of the block returns (x, partial_sum): x is the same on all ranks, and the sum of
+        `partial_sum` over ranks is the half's update. `feed_forward` takes x and the attention
+        update.
+        """
+        attention_metadata = view.attention_metadata
+        attend, second_half = self._halves_for(attention_metadata.names)
+        adapter_ids = attention_metadata.adapter_ids
+
+        def feed_forward(x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
+            x, *parts = second_half(x, update, *([] if adapter_ids is None else [adapter_ids]))
+            return x, parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+        last = [] if update is None else [update]
+        x, partial_sum, *buffers = attend(
+            x, *cos_sin, *attention_metadata.arrays, *view.buffers, *last
+        )
+        view.buffers = buffers or view.buffers
+        # [task 6.2.3 two-sums]
+        x, partial_sum = feed_forward(x, all_reduce(partial_sum, self._group))
+        return x, all_reduce(partial_sum, self._group)
+        # [/task 6.2.3 two-sums]
+
+    def finish(
+        self, x: mx.array, update: mx.array, per_layer_inputs: mx.array | None = None
+    ) -> tuple[mx.array, mx.array | None]:
+        """Same as `DecoderBlock`; `update` stacks the sums of MLP and experts."""
+        update = self.block.combine(*mx.split(update, update.shape[0]))
+        return self.block.finish(x, update, per_layer_inputs)
+
+    def _halves_for(self, names: tuple[str, ...]) -> tuple[HalfBlock, HalfBlock]:
+        """Both halves as functions of arrays; `names` lists the metadata arrays."""
+        if names not in self._halves:
+            attend: HalfBlock = partial(self._attend, names)
+            feed_forward: HalfBlock = self._feed_forward
+            # [solution only]
+            if self._capture:
+                attend = CapturedFunction(attend, on_first_call=False)
+                feed_forward = CapturedFunction(feed_forward, on_first_call=False)
+            # [/solution only]
+            self._halves[names] = attend, feed_forward
+        return self._halves[names]
+
+    def _attend(self, names: tuple[str, ...], x: mx.array, *rest: mx.array) -> tuple[mx.array, ...]:
+        num_angles = self.block.angles.stop - self.block.angles.start
+        cos_sin, arrays = rest[:num_angles], [*rest[num_angles:]]
+        attention_metadata = AttentionMetadata(**dict(zip(names, arrays, strict=False)))
+        buffers = arrays[len(names) :]
+        update = buffers.pop() if len(buffers) > 2 else None
+        self._adapters.ids = attention_metadata.adapter_ids
+        x, partial_sum = self.block.attend(
+            x, update, cos_sin, LayerCacheView(buffers, 0, attention_metadata)
+        )
+        mixer = self.block.mixer
+        reads_only = isinstance(mixer, Attention) and not mixer.has_kv
+        return x, partial_sum, *([] if reads_only else buffers)
+
+    def _feed_forward(
+        self, x: mx.array, update: mx.array, adapter_ids: mx.array | None = None
+    ) -> tuple[mx.array, ...]:
+        # The ids are an argument, because this half is captured separately from `_attend`.
+        self._adapters.ids = adapter_ids
+        return self.block.feed_forward(x, update)
 
 
 class TensorParallelDecoder(Decoder, Replica):

@@ -91,7 +91,7 @@ def num_launched_ranks() -> int:
 
 
 def launcher_backend() -> str | None:
-    """MLX backend of the launcher; None without a launcher or for one rank."""
+    """`mx.distributed` backend of the launcher; None without a launcher or for a single rank."""
     env = os.environ
     if "MLX_RANK" in env and "MLX_IBV_DEVICES" in env:
         return "jaccl"

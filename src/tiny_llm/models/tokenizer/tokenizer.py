@@ -145,7 +145,7 @@ def decode_sentencepiece(token: str) -> bytes:
 
 
 class _ByteLevelMap(dict[int, str]):
-    """Maps a code point to UTF-8 bytes by default, each as a Latin-1 character."""
+    """Maps a code point that has no entry to its UTF-8 bytes, as Latin-1 characters."""
 
     def __missing__(self, code_point: int) -> str:
         return chr(code_point).encode().decode("latin-1")

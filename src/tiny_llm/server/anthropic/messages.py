@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ...engine.outputs.output_parser import ParsedDelta, ReasoningDelta, TextDelta
 from ...engine.scheduling.request import StreamOutput
-from ...engine.tool_calls.reader import ToolCallDelta
+from ...engine.tool_calls.format import ToolCallDelta
 from ..http.errors import ANTHROPIC_ERROR_RESPONSES, ApiError, streaming_route
 from ..models.requests import Generation, generate, use_model
 from ..protocol.prompts import ChatPrompt, PromptRenderer

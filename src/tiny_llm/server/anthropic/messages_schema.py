@@ -9,24 +9,22 @@ from pydantic import Field, field_validator
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ..http.errors import bad_request
-from ..protocol.base_schema import (
-    BoundedList,
-    JsonObject,
-    RequestBody,
-    RequestModel,
-    ShortList,
-    replace_media,
-    value_path,
-)
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     INT64_MAX,
+    BoundedList,
     CommonToolChoice,
+    JsonObject,
     OutputConstraint,
     ReasoningEffort,
+    RequestBody,
+    RequestModel,
+    ShortList,
     decode_reasoning,
     make_constraint,
+    replace_media,
     thinking_budget,
+    value_path,
 )
 
 
@@ -223,9 +221,7 @@ class CountTokensRequest(RequestBody):
                 "output_format and output_config.format are the same option; set only one of them.",
                 "output_format",
             )
-        choice = self.tool_choice
-        if choice is not None and choice.type in ("any", "tool") and not self.tools:
-            raise bad_request("tool_choice requires tools, but tools is empty.", "tool_choice")
+        self._choice.check({tool.name for tool in self.tools or ()})
 
     def constraint(self) -> OutputConstraint | None:
         choice = self.tool_choice

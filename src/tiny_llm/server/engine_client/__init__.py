@@ -2,5 +2,5 @@
 
 This package must not depend on ASGI or the API protocols.
 
-Reading order: messages, admission, engine_thread, request_stream, metrics.
+Reading order: messages, engine_thread, request_stream, metrics.
 """

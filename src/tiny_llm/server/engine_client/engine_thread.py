@@ -19,9 +19,9 @@ from typing import Any
 
 from ...engine.core import MEMORY_CHECK_INTERVAL
 from ...engine.llm import LLM
-from ...engine.scheduling.events import Event
+from ...engine.scheduling.config import Event
+from ...engine.scheduling.events import SNAPSHOT_INTERVAL, snapshot
 from ...engine.scheduling.request import StreamOutput
-from ...engine.scheduling.snapshot import SNAPSHOT_INTERVAL, snapshot
 from ...errors import UserError
 from ...models import memory
 from ...models.parallel.group import on_worker_lost

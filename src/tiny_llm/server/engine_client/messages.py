@@ -69,7 +69,7 @@ class EnableEvents(EngineCommand):
 
 @dataclass(frozen=True)
 class SnapshotRequest(EngineCommand):
-    """Requests a snapshot (`engine/scheduling/snapshot.py`) in the next report."""
+    """Requests a snapshot (`engine/scheduling/events.py`) in the next report."""
 
 
 @dataclass(frozen=True)

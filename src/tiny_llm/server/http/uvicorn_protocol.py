@@ -28,8 +28,8 @@ class HttpProtocol(HttpToolsProtocol):
 
         Without TCP_NODELAY, which asyncio sets only on sockets created with an explicit protocol
         number, a second small write waits for the client's delayed ACK, 40 ms on Linux.
-        `MAX_UNSENT_BYTES` lets the send timeout notice even a slow reader's progress: by default,
-        the kernel buffers megabytes and accepts more only when a third of them has been sent.
+        By default, the kernel buffers megabytes and accepts more only when a third of them has been
+        sent, so a slow reader would seem stalled to the send timeout; TCP_NOTSENT_LOWAT changes it.
         """
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -16,7 +16,6 @@ from contextlib import suppress
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import UserError
-from ..engine_client.admission import queue_full_error
 from ..http.errors import ApiError, timeout_error
 from ..protocol.streaming import (
     KEEP_ALIVE_COMMENT,
@@ -25,7 +24,7 @@ from ..protocol.streaming import (
     wait_for_disconnect,
 )
 from ..settings import Settings
-from .served_model import Phase, ServedModel
+from .served_model import Phase, ServedModel, queue_full_error
 
 log = logging.getLogger("tiny_llm.server")
 

@@ -14,14 +14,13 @@ from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.outputs.output_parser import OutputParser, ParsedDelta, ReasoningDelta, TextDelta
 from ...engine.scheduling.request import StreamOutput
 from ...engine.structured_output.relaxation import OutputValidator
-from ...engine.tool_calls.reader import ToolCallDelta
+from ...engine.tool_calls.format import ToolCallDelta
 from ...models.output_heads import Task
 from ..engine_client.messages import Precompute
 from ..engine_client.request_stream import RequestStream
 from ..http.errors import ApiError, bad_request
-from ..protocol.base_schema import RequestBody
 from ..protocol.prompts import ChatPrompt, ChatTemplateInput
-from ..protocol.request_fields import OutputConstraint
+from ..protocol.request_fields import OutputConstraint, RequestBody
 from ..protocol.streaming import OutputSerializer, respond
 from ..settings import BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES, MIN_BODY_BYTES
 from .model_registry import LEASE, ModelLease, ModelRegistry

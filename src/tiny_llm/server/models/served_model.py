@@ -1,4 +1,4 @@
-"""ServedModel: a model's engine thread, phase and requests in flight."""
+"""ServedModel: a model's engine thread, phase, admission and requests."""
 
 import asyncio
 import contextlib
@@ -6,27 +6,37 @@ import itertools
 import logging
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from ...engine.inputs.sampling_params import SamplingParams
+from ...engine.inputs.sampling_params import SamplingParams, ToolCalls
 from ...engine.scheduling.request import StreamOutput
 from ...engine.structured_output.grammar import GRAMMAR_FAILED
+from ...errors import UserError, check_token_ids
 from ..engine_client import messages
-from ..engine_client.admission import RETRY_AFTER, check_capacity, check_request, compile_grammar
 from ..engine_client.engine_thread import CommandQueue, EngineThread
 from ..engine_client.messages import AbortRequest, AddRequest, EngineReady, EngineStats, StepReport
 from ..engine_client.metrics import Metrics, add_totals
 from ..engine_client.request_stream import Coalescer, RequestStream, coalescing_delay
-from ..http.errors import ApiError, bad_request, current_record, timeout_error
+from ..http.errors import (
+    ApiError,
+    bad_request,
+    context_length_error,
+    current_record,
+    timeout_error,
+    user_errors_as_400,
+)
 from ..protocol.prompts import PromptRenderer
-from ..protocol.request_fields import default_sampling_params
-from ..settings import ModelSpec, Settings
+from ..settings import ModelSpec, Settings, default_sampling_params
 
 log = logging.getLogger("tiny_llm.server")
 
+# Log-probabilities of prompt tokens per request; this many take 0.15 s to convert and encode.
+MAX_PROMPT_LOGPROBS = 2**16
+RETRY_AFTER = {"Retry-After": "1"}
 ENGINE_FAILED = "The engine failed during generation; see the server's log."
 
 
@@ -52,6 +62,10 @@ PHASE_MESSAGES = {
 }
 
 
+def queue_full_error(message: str) -> ApiError:
+    return ApiError(429, message, code="rate_limit_exceeded", headers=RETRY_AFTER)
+
+
 class ServedModel:
     """A served model; all methods run on the event loop.
 
@@ -63,7 +77,7 @@ class ServedModel:
         memory_bytes: memory requirement as of the last load.
         reason: sentence about the phase, for `/ready`.
         engine_info: the engine's limits and configuration; None while the model is not loaded.
-        snapshot: latest scheduler state (`engine/scheduling/snapshot.py`); None until it arrives.
+        snapshot: latest scheduler state (`engine/scheduling/events.py`); None until it arrives.
         in_flight: requests with output still to be computed or delivered.
         is_shutting_down: whether the `/engine/events` streams must end.
     """
@@ -182,11 +196,12 @@ class ServedModel:
             name: the model or adapter that the request names; None for the model.
 
         Raises:
-            ApiError: 503 if the model is not ready; see also `check_request`, `compile_grammar`.
+            ApiError: 503 if the model is not ready; 429 if the queue is full; 400 if prompts,
+                parameters or the grammar are not valid, or exceed the engine's limits.
         """
         self.check_ready()
         assert self.engine_info is not None
-        check_request(self.engine_info, prompts, params)
+        self._check_request(prompts, params)
         self._check_capacity(len(prompts) * params.n)
         if params.structured_outputs is not None:
             loop, arguments = asyncio.get_running_loop(), (prompts, params, thinking_enabled)
@@ -217,10 +232,51 @@ class ServedModel:
             self.command_queue.put(request)
         return stream
 
+    def check_prompt(self, token_ids: Sequence[int]) -> None:
+        """Raises an `ApiError` (400) if a prompt is empty or too long, or has unknown tokens."""
+        assert self.engine_info is not None
+        if not token_ids:
+            raise bad_request("The prompt is empty; it must contain at least one token.")
+        if len(token_ids) >= self.max_seq_len:
+            raise context_length_error(len(token_ids), self.max_seq_len)
+        if max(token_ids) >= self.engine_info.vocab_size:  # faster than a loop
+            self.check_token_ids("the prompt", token_ids)
+
+    def check_token_ids(self, what: str, token_ids: Iterable[int]) -> None:
+        """Raises an `ApiError` (400) for unknown tokens in `what`, e.g. "the prompt"."""
+        assert self.engine_info is not None
+        with user_errors_as_400():
+            check_token_ids(what, token_ids, self.engine_info.vocab_size)
+
+    def _check_request(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
+        for prompt in prompts:
+            self.check_prompt(prompt)
+        self.check_token_ids("logit_bias", params.logit_bias or ())
+        if params.prompt_logprobs is not None:
+            num_tokens, per_token = sum(map(len, prompts)) * params.n, params.prompt_logprobs + 1
+            if num_tokens * per_token > MAX_PROMPT_LOGPROBS:
+                raise bad_request(
+                    f"The prompts have {num_tokens} tokens with {per_token} log-probabilities "
+                    f"each; a request may have {MAX_PROMPT_LOGPROBS} log-probabilities of prompt "
+                    "tokens. Send fewer prompts, or request fewer alternatives.",
+                    "prompt_logprobs",
+                )
+
     def _check_capacity(self, num_completions: int) -> None:
+        """Checks a request's completions against the engine's slots and queue."""
         assert self.engine_info is not None
         capacity = self.engine_info.max_num_seqs + self.settings.max_queue
-        check_capacity(num_completions, self.num_unfinished, capacity)
+        if num_completions > capacity:
+            raise bad_request(
+                f"The request needs {num_completions} completions; this server accepts at most "
+                f"{capacity} at a time.",
+                "n",
+            )
+        if self.num_unfinished + num_completions > capacity:
+            raise queue_full_error(
+                f"The queue is full: {self.num_unfinished} of {capacity} completions are running "
+                "or waiting; retry later."
+            )
 
     def abort(self, stream: RequestStream) -> None:
         """Aborts a request's unfinished completions.
@@ -360,3 +416,39 @@ class ServedModel:
         self.command_queue.put(messages.SnapshotRequest())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._snapshot_arrived.wait(), seconds)
+
+
+def compile_grammar(
+    engine: EngineReady,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    thinking_enabled: bool,
+) -> SamplingParams:
+    """Compiles and caches a request's grammar, in a worker thread; returns its parameters.
+
+    With `tool_choice` "auto" and no response constraint, a grammar that cannot be compiled is
+    dropped, which leaves tool calls unconstrained. Other constraints raise an `ApiError` (400).
+    """
+    constraint = params.structured_outputs
+    assert engine.compile_grammar is not None
+    try:
+        for prompt in prompts:
+            engine.compile_grammar(prompt, params, enable_thinking=thinking_enabled)
+    except UserError as error:
+        is_optional = (
+            isinstance(constraint, ToolCalls)
+            and constraint.choice == "auto"
+            and constraint.response_constraint is None
+        )
+        if not is_optional:
+            raise bad_request(str(error)) from error
+        log.warning("tool calls are not constrained to their schemas: %s", error)
+        return replace(params, structured_outputs=None)
+    except Exception as error:
+        log.exception("grammar compilation failed")
+        reason = "The output constraint could not be compiled; see the server's log."
+        raise bad_request(reason) from error
+    return params
+
+
+log = logging.getLogger("tiny_llm.server")

@@ -8,15 +8,19 @@ from pydantic import Field, model_validator
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
 from ..http.errors import bad_request
-from ..protocol.base_schema import BoundedList, JsonObject, RequestModel, ShortList, replace_media
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
+    BoundedList,
     CommonFields,
     CommonToolChoice,
+    JsonObject,
     OutputConstraint,
     PositiveInt,
     ReasoningEffort,
+    RequestModel,
     SamplingFields,
+    ShortList,
+    replace_media,
 )
 
 
@@ -180,17 +184,8 @@ class ChatCompletionRequest(ConversationFields, SamplingFields):
         super().check_fields()
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs requires logprobs: true.", "top_logprobs")
-        if self.tool_choice not in (None, "auto", "none") and not self.tools:
-            raise bad_request(
-                "tool_choice requires a tool call, but tools is empty.", "tool_choice"
-            )
+        self._choice.check({tool.function.name for tool in self.tools or ()})
         check_continuation(self.continue_final_message, self.add_generation_prompt)
-        known = {tool.function.name for tool in self.tools or ()}
-        for name in self._choice.allowed or ():
-            if name not in known:
-                raise bad_request(
-                    f"tool_choice allows '{name[:60]}', which is not in tools.", "tool_choice"
-                )
 
     @property
     def _choice(self) -> CommonToolChoice:

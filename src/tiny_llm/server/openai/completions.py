@@ -9,15 +9,13 @@ from starlette.responses import Response
 
 from ...engine.outputs.output_parser import OutputParser
 from ...engine.scheduling.request import StreamOutput
-from ..engine_client.admission import check_prompt
 from ..engine_client.request_stream import RequestStream
 from ..http.errors import ERROR_RESPONSES, bad_request, streaming_route
 from ..models.requests import ParsedOutput, use_model
 from ..models.served_model import ServedModel
-from ..protocol.base_schema import PromptIds, as_prompt_list
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
-from ..protocol.prompts import PromptRenderer, reject_unknown_token_ids
-from ..protocol.request_fields import INT64_MAX, SamplingFields
+from ..protocol.prompts import PromptRenderer
+from ..protocol.request_fields import INT64_MAX, PromptIds, SamplingFields, as_prompt_list
 from ..protocol.streaming import respond
 from .chat import ChoicesSerializer
 
@@ -75,16 +73,15 @@ def _encode(model: ServedModel, body: CompletionRequest) -> list[tuple[list[int]
 
     Rejects a long text before encoding the next.
     """
-    prompts, engine, encoded = model.prompts, model.engine_info, []
-    assert engine is not None
+    prompts, encoded = model.prompts, []
     for prompt in as_prompt_list(body.prompt):
         if isinstance(prompt, str):
             token_ids = prompts.encode(prompt, body.add_special_tokens is not False)
-            check_prompt(engine, token_ids)
+            model.check_prompt(token_ids)
             encoded.append((token_ids, prompt))
         else:
             if body.echo:
-                reject_unknown_token_ids(engine.vocab_size, prompt)
+                model.check_token_ids("the prompt", prompt)
             encoded.append((prompt, prompts.decode(prompt) if body.echo else ""))
     return encoded
 

@@ -13,7 +13,6 @@ from starlette.responses import Response, StreamingResponse
 
 from ...engine.llm import POOLING_PARAMS
 from ...models.output_heads import SCORE_INSTRUCTION, SCORE_TEMPLATE
-from ..engine_client.admission import check_prompt
 from ..http.errors import (
     ERROR_RESPONSES,
     ApiError,
@@ -24,8 +23,13 @@ from ..http.errors import (
 )
 from ..models.requests import use_model
 from ..models.served_model import ServedModel
-from ..protocol.base_schema import PromptIds, RequestBody, RequestModel, as_prompt_list
-from ..protocol.request_fields import PositiveInt
+from ..protocol.request_fields import (
+    PositiveInt,
+    PromptIds,
+    RequestBody,
+    RequestModel,
+    as_prompt_list,
+)
 from ..protocol.streaming import CancelOnDisconnect
 
 MAX_INPUTS = 2048  # OpenAI's limit
@@ -139,10 +143,9 @@ async def _pool(
 def _encode(model: ServedModel, prompts: Iterable[str | list[int]]) -> list[list[int]]:
     """Encodes prompts; rejects one that is too long before it encodes the next."""
     encoded = []
-    assert model.engine_info is not None
     for prompt in prompts:
         ids = model.prompts.encode(prompt, True) if isinstance(prompt, str) else prompt
-        check_prompt(model.engine_info, ids)
+        model.check_prompt(ids)
         encoded.append(ids)
     return encoded
 

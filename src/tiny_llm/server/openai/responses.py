@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ...engine.outputs.output_parser import ParsedDelta, ReasoningDelta, TextDelta
 from ...engine.scheduling.request import StreamOutput
-from ...engine.tool_calls.reader import ToolCallDelta
+from ...engine.tool_calls.format import ToolCallDelta
 from ..http.errors import ERROR_RESPONSES, ApiError, streaming_route
 from ..models.requests import Generation, generate, get_models, max_body_bytes, use_model
 from ..models.served_model import ServedModel

@@ -7,26 +7,23 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
-from ...engine.inputs.sampling_params import StructuredOutputs
 from ..http.errors import bad_request
 from ..http.validation import validation_error
-from ..protocol.base_schema import (
-    BoundedList,
-    JsonObject,
-    RequestModel,
-    ShortList,
-    replace_media,
-    unknown_fields,
-    value_path,
-)
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
+    BoundedList,
     CommonToolChoice,
+    JsonObject,
     OutputConstraint,
     PositiveInt,
     ReasoningEffort,
+    RequestModel,
+    ShortList,
     decode_reasoning,
-    make_constraint,
+    format_constraint,
+    replace_media,
+    unknown_fields,
+    value_path,
 )
 from .chat_schema import ConversationFields, FunctionDefinition
 
@@ -66,7 +63,7 @@ class TextOptions(RequestModel):
 
 
 class ResponsesRequest(ConversationFields):
-    """Body of a response request; tools and items of unknown types are ignored."""
+    """Body of POST /v1/responses; tools and items of unknown types are ignored."""
 
     input: str | BoundedList[JsonObject]
     instructions: str | None = None
@@ -102,31 +99,21 @@ class ResponsesRequest(ConversationFields):
     def check_fields(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
-        requires_call = self.tool_choice not in (None, "auto", "none")
-        if requires_call and not self.function_tools:
-            raise bad_request(
-                "tool_choice requires a tool call, but tools is empty.", "tool_choice"
-            )
-        self._check_choice()
-
-    def _check_choice(self) -> None:
         choice = self.tool_choice
-        if choice in (None, "auto", "none", "required"):
-            return
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-            names, mode = self._choice.allowed or set(), choice.get("mode")
-            known = {tool["function"]["name"] for tool in self.function_tools}
-            if names and known.issuperset(names) and mode in ("auto", "required"):
-                return
-            raise bad_request(
-                "tool_choice of type allowed_tools requires mode 'auto' or 'required' and a "
-                "non-empty subset of the request's tools.",
-                "tool_choice",
-            )
-        if not (isinstance(choice, dict) and isinstance(choice.get("name"), str)):
+            if not self._choice.allowed or choice.get("mode") not in ("auto", "required"):
+                raise bad_request(
+                    "tool_choice of type allowed_tools requires mode 'auto' or 'required' and a "
+                    "non-empty subset of the request's tools.",
+                    "tool_choice",
+                )
+        elif choice not in (None, "auto", "none", "required") and not (
+            isinstance(choice, dict) and isinstance(choice.get("name"), str)
+        ):
             raise bad_request(
                 "tool_choice must be 'auto', 'none', 'required' or a named function.", "tool_choice"
             )
+        self._choice.check({tool["function"]["name"] for tool in self.function_tools})
 
     @property
     def _choice(self) -> CommonToolChoice:
@@ -145,8 +132,10 @@ class ResponsesRequest(ConversationFields):
         return self._choice.usable(self.function_tools)
 
     def constraint(self) -> OutputConstraint | None:
-        text_format, choice = (self.text or TextOptions()).format, self._choice
-        response_constraint = None if text_format is None else _text_constraint(text_format)
+        given, choice = (self.text or TextOptions()).format or TextFormat(type="text"), self._choice
+        response_constraint = format_constraint(
+            "text.format", given.type, given.schema_, bool(given.strict)
+        )
         tools = [] if self.ignore_eos and choice.mode != "required" else self.usable_tools
         return choice.constraint(tools, self.parallel_tool_calls, response_constraint)
 
@@ -177,17 +166,6 @@ class ResponsesRequest(ConversationFields):
         if self.effort is None:
             return {}
         return {THINKING_VARIABLE: self.effort != "none", EFFORT_VARIABLE: self.effort}
-
-
-def _text_constraint(text_format: TextFormat) -> StructuredOutputs | None:
-    if text_format.type == "text":
-        return None
-    if text_format.type == "json_object":
-        return make_constraint("text.format", json_object=True)
-    if text_format.schema_ is None:
-        raise bad_request("text.format.schema is required.", "text.format")
-    is_strict = bool(text_format.strict)
-    return make_constraint("text.format", json=text_format.schema_, strict=is_strict)
 
 
 def ignored_item_fields(items: Sequence[dict[str, Any]]) -> Iterator[str]:

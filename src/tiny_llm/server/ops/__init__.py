@@ -1,6 +1,6 @@
-"""Operations: health, metrics, tokenize, engine view.
+"""Operations: service endpoints, engine view.
 
 This package must not know how completions are generated.
 
-Reading order: health, tokenize, engine_view.
+Reading order: service, engine_view.
 """

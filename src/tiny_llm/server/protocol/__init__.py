@@ -2,5 +2,5 @@
 
 This package must not depend on any single protocol's schema.
 
-Reading order: prompts, base_schema, request_fields, logprobs, streaming.
+Reading order: prompts, request_fields, logprobs, streaming.
 """

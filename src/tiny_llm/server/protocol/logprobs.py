@@ -90,7 +90,7 @@ class ContentLogprobs:
 
 
 def clamp_logprob(logprob: float) -> float:
-    """Clamps a log-probability, because JSON has no infinity."""
+    """Raises −inf to −9999, because JSON has no infinity."""
     return max(logprob, -9999.0)
 
 

@@ -11,14 +11,14 @@ from ...engine.inputs.chat_template import render_chat
 from ...engine.inputs.limits import PromptTooLongError, encode_text
 from ...engine.inputs.sampling_params import StructuredOutputs, ToolCalls
 from ...engine.outputs.output_parser import OutputParser, make_output_parser
+from ...engine.tool_calls.format import ToolCallOptions
 from ...engine.tool_calls.harmony import HarmonyFormat
-from ...engine.tool_calls.reader import ToolCallOptions
 from ...engine.tool_calls.registry import AUTO, find_format
-from ...errors import check_token_ids, short_repr
+from ...errors import short_repr
 from ...models.tokenizer.chat_template import opens_reasoning, think_tags
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import ApiError, bad_request, context_length_error, user_errors_as_400
-from .base_schema import MAX_NAME_CHARS, ignore_fields, warn_once
+from .request_fields import MAX_NAME_CHARS, ignore_fields, warn_once
 
 T = TypeVar("T")
 Message = dict[str, Any]
@@ -198,8 +198,3 @@ def _not_continuable() -> ApiError:
         "the final message can be continued only if it is an assistant message with text.",
         "messages",
     )
-
-
-def reject_unknown_token_ids(vocab_size: int, tokens: list[int]) -> None:
-    with user_errors_as_400():
-        check_token_ids("the prompt", tokens, vocab_size)

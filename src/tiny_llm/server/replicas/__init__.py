@@ -3,5 +3,5 @@
 `gateway` routes each request to a `replica`, a complete server without a socket. Only `ray_serve`
 imports Ray, which places, monitors and scales the replicas.
 
-Reading order: routing, replica, gateway, pool, ray_serve.
+Reading order: routing, replica, gateway, ray_serve.
 """

@@ -82,7 +82,7 @@ class RayServeArgs(BaseModel):
         )
 
     def settings(self) -> Settings:
-        """Settings of a replica, which allows any Host: only Ray's proxy is exposed."""
+        """Settings of a replica. Any Host header is allowed: clients reach only Ray's proxy."""
         engine, server = self._options()
         defaults = {
             "model_names": (self.served_model_name or Path(self.model).name or self.model,),

@@ -221,8 +221,8 @@ __attribute__((noinline)) void add_visible_values(const AttentionBlock& block, i
 }  // namespace
 
 // While the vector units compute the softmax of 16 rows, AMX computes the scores of the next rows
-// and adds the values of the previous ones, a few multiplications at a time: the out-of-order
-// window is too small to overlap them otherwise.
+// and the products of the previous rows' probabilities and values, a few multiplications at a time:
+// the out-of-order window is too small to overlap whole phases.
 void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
             const float* mask, const Tile& tile, Prefetcher& prefetcher) {
     if (block.rows <= FEW_ROWS) {

@@ -93,9 +93,9 @@ class Prefetcher {
         }
     }
 
-    /// Prefetches the next row, and repeats the prefetch of a row needed soon, since some early
-    /// prefetches are dropped. Frequent calls let memory and arithmetic overlap. On processors
-    /// with AMX, repetitions take longer than they save.
+    /// Prefetches the next row. Without AMX, also repeats the prefetch of a row needed soon, since
+    /// some early ones are dropped; with AMX, repeating costs more than it saves. Call it often, so
+    /// that memory accesses and arithmetic overlap.
     void prefetch_next() {
         if (done_ < rows_) {
             prefetch_row();

@@ -139,7 +139,7 @@ inline void add(HighLowSums& sums, const HighLowSums& others) {
 }
 inline Ints total_of(const HighLowSums& sums) { return sums.high.all * 256 + sums.low.all; }
 
-/// Loads the activations of a part of the weights: one word, in all lanes.
+/// Loads the activations to multiply with one part of the weights: a word, broadcast to all lanes.
 template <typename Sums>
 struct PartActivations {
     static constexpr int WORDS = 1;

@@ -1,11 +1,12 @@
 // Weight panels of 64 outputs: unpacking to bfloat16 vectors in registers.
 //
-// The lanes of a vector are 16 *outputs*: a sum is never split over lanes, and its order does not
-// depend on the number of rows.
+// The 32-bit lanes of a vector are 16 *outputs*: a sum is never split over lanes, and its order
+// does not depend on the number of rows.
 //
-// A 16-bit lane holds four 4-bit values. vpermw looks up the bfloat16 value of each in a table of
-// 32, by the lowest five bits of the lane; entries do not depend on the fifth bit, so no masking is
-// needed. Four shifts and four lookups unpack 128 weights.
+// Packed weights are a vector of 32 16-bit lanes with four 4-bit weights each. vpermw looks up a
+// weight's bfloat16 value for all lanes, in a table of 32 by the lowest five bits of the lane. The
+// fifth bit belongs to the next weight; both halves of the table are equal, so that it need not be
+// masked.
 #pragma once
 
 #include "common/avx512.h"

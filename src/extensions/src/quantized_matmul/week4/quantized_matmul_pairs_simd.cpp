@@ -27,8 +27,9 @@ struct PanelsOfPairs {
                                    int64_t g, const int32_t* panel);
 };
 
-// Unpacks one group of PACK_ROWS outputs. An integer 0 … 255 in float32 has its bfloat16 value in
-// the upper half and zeros in the lower half.
+// Unpacks one quantization group of PACK_ROWS outputs to pairs of bfloat16 integers, a pair per
+// int32. Integers 0 … 255 are exact in bfloat16: the upper half of their float32 is the bfloat16
+// value, the lower half is zero, so two are combined without masking.
 //
 // words: the group's prepacked words. panel: group_size/2 × PACK_ROWS.
 template <int bits>

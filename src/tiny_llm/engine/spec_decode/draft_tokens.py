@@ -1,4 +1,4 @@
-"""NgramProposer: draft tokens from earlier occurrences of an n-gram.
+"""Draft tokens from n-grams or a grammar; verification and statistics.
 
 Outputs repeat earlier text: edited code, extracted fields and names in a summary come from the
 prompt, and list items share a format. The last n-gram is therefore looked up among all earlier
@@ -12,11 +12,17 @@ How many draft tokens pay off depends on acceptance rate and load: a few more to
 in a memory-bound step with one sequence, but not in a large batch. The acceptance rate is estimated
 per match length, from all tokens, drafted or not.
 
+Where a grammar allows only one continuation (after `{"name": "`, the rest of a tool's name), the
+next tokens are known, and a single step verifies them as draft tokens. This saves decoding steps
+without changing the output.
+
 Source: Saxena, "Prompt lookup decoding" (2023),
 https://github.com/apoorvumang/prompt-lookup-decoding
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..scheduling.request import EngineRequest
@@ -159,3 +165,74 @@ class NgramProposer:
         if index is None:
             index = self._indexes[request] = NgramIndex(request.token_ids)
         return index.draft_tokens(break_even_probability(num_running), self._max_tokens)
+
+
+MAX_GRAMMAR_DRAFT_TOKENS = 16  # maximum per request and step
+
+
+class GrammarProposer:
+    """Drafts the tokens for which the grammar leaves no choice."""
+
+    def propose(self, request: EngineRequest, num_running: int) -> Sequence[int]:
+        """Returns at most `MAX_GRAMMAR_DRAFT_TOKENS` tokens forced by the grammar."""
+        if request.grammar is None:
+            return []
+        # [task 5.4.4 propose]
+        return forced_tokens(request.grammar.matcher)[:MAX_GRAMMAR_DRAFT_TOKENS]
+        # [/task 5.4.4 propose]
+
+
+def forced_tokens(matcher: Any) -> list[int]:
+    """Returns the next tokens forced by a grammar, up to the first choice.
+
+    The matcher may propose a special token whose text is forced, but which the grammar rejects.
+    This token and the tokens after it are dropped.
+
+    Args:
+        matcher: an `llguidance.LLMatcher`; it is not advanced.
+    """
+    # [task 5.4.4 forced]
+    tokens: list[int] = matcher.compute_ff_tokens()
+    num_valid: int = matcher.validate_tokens(tokens) if tokens else 0
+    return tokens[:num_valid]
+    # [/task 5.4.4 forced]
+
+
+def accepted_tokens(draft_tokens: Sequence[int], sampled: Sequence[int]) -> Sequence[int]:
+    """Returns a step's tokens: accepted draft tokens, then one from the target.
+
+    `sampled[i]` is the target's sample after the first i draft tokens, so it is valid only if those
+    are accepted. The longest prefix of draft tokens equal to the samples is accepted.
+
+    Args:
+        draft_tokens: draft tokens, possibly none.
+        sampled: the target's samples, one more than `draft_tokens`.
+    """
+    if list(draft_tokens) == list(sampled[: len(draft_tokens)]):
+        return sampled  # all draft tokens are accepted, or there are none
+    # [task 5.6.1 verify]
+    num_accepted = 0
+    while draft_tokens[num_accepted] == sampled[num_accepted]:
+        num_accepted += 1
+    return sampled[: num_accepted + 1]
+    # [/task 5.6.1 verify]
+
+
+@dataclass
+class SpeculationStatistics:
+    """Acceptance statistics of one generation, or of an engine since its start."""
+
+    target_steps: int = 0  # target model calls, including prefill
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def __str__(self) -> str:
+        share = (
+            f" ({self.num_accepted_tokens / self.num_draft_tokens:.0%})"
+            if self.num_draft_tokens
+            else ""
+        )
+        return (
+            f"draft tokens: {self.num_accepted_tokens} of {self.num_draft_tokens} accepted{share}, "
+            f"{self.target_steps} target steps"
+        )

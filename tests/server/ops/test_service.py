@@ -70,7 +70,8 @@ def test_load_is_the_number_of_requests(server, client):
 
 
 def test_head_matches_get_without_a_body(server):
-    for path in ("/health", "/ready", "/version", "/metrics", "/v1/models"):
+    of_claude_code = ("/", "/api/hello")  # its connection checks
+    for path in ("/health", "/ready", "/version", "/metrics", "/v1/models", *of_claude_code):
         response = httpx2.head(server.url + path)
         assert (response.status_code, response.content) == (200, b"")
 

@@ -6,7 +6,7 @@ import struct
 import mlx.core as mx
 import pytest
 
-from tests.models.lora.support import random_adapter, write_adapter, write_peft_adapter
+from tests.models.lora_adapters.support import random_adapter, write_adapter, write_peft_adapter
 from tests.models.support import FAMILIES, MIXTURE
 from tiny_llm.models import ModelError
 from tiny_llm.models.families.registry import read_config

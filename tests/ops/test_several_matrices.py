@@ -1,13 +1,13 @@
-"""`grouped_quantized_matmul`, compared with single matmuls and with MLX."""
+"""Matmuls with several matrices or experts, compared with single matmuls."""
 
 import mlx.core as mx
 import pytest
 
+from tests.ops.quantized_matmul_problems import HALVES
 from tests.support import assert_close, assert_same_bits, random
-from tiny_llm import kernels
+from tiny_llm import QuantizedWeights, kernels
 from tiny_llm.kernels.prepack import prepack_weight
-
-HALVES = [mx.bfloat16, mx.float16]
+from tiny_llm.quantize import project, project_each
 
 
 def stack(X, O, I, bits=4, group_size=64, dtype=mx.bfloat16):
@@ -123,3 +123,39 @@ def test_unselected_expert_is_not_read(instruction_set):
     experts = mx.array([[0, 1], [3, 1]])
     a = random(2, 64, dtype=mx.bfloat16)
     assert mx.isfinite(kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)).all()
+
+
+def matrices(I, outputs, bits, group_size, dtype):
+    """Lists of scales, biases and packed weights, one entry per matrix."""
+    quantized = [mx.quantize(random(O, I, dtype=dtype), group_size, bits) for O in outputs]
+    b, scales, biases = (list(parts) for parts in zip(*quantized, strict=True))
+    return scales, biases, b
+
+
+@pytest.mark.parametrize("M", [0, 1, 2, 3, 17])
+@pytest.mark.parametrize("outputs", [(64,), (130, 64, 33), (1, 200), (0, 7)], ids=str)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+def test_bitwise_equal_to_one_matmul_per_matrix(instruction_set, half, bits, outputs, M):
+    scales, biases, b = matrices(256, outputs, bits, 64, half)
+    a = random(2, M, 256, dtype=half)
+    together = kernels.multi_quantized_matmul(scales, biases, 64, bits, a, b)
+    mx.eval(together)
+    assert len(together) == len(outputs)
+    for n, product in enumerate(together):
+        alone = kernels.quantized_matmul(scales[n], biases[n], 64, bits, a, b[n])
+        assert product.shape == alone.shape == (2, M, outputs[n])
+        assert_same_bits(product, alone, f"matrix {n}")
+
+
+def test_mixed_layer_types():
+    x, plain = random(3, 128, dtype=mx.bfloat16), random(5, 128, dtype=mx.bfloat16)
+
+    def quantized(O, bits):
+        [scales], [biases], [b] = matrices(128, [O], bits, 64, mx.bfloat16)
+        return QuantizedWeights(scales, biases, 64, bits, b)
+
+    for weights in ([quantized(7, 4), quantized(9, 4)], [quantized(7, 4), quantized(9, 8)]):
+        for mixed in (weights, [*weights, plain], [plain, plain]):
+            for product, w in zip(project_each(x, mixed), mixed, strict=True):
+                assert mx.array_equal(product, project(x, w))

@@ -11,11 +11,10 @@ from tiny_llm import demo
 from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.engine.inputs.sampling_params import SamplingParams, StructuredOutputs, ToolCalls
 from tiny_llm.errors import UserError
-from tiny_llm.server.engine_client.admission import compile_grammar
 from tiny_llm.server.engine_client.messages import EngineReady
 from tiny_llm.server.engine_client.metrics import Metrics
 from tiny_llm.server.http.errors import ApiError
-from tiny_llm.server.models.served_model import Phase, ServedModel
+from tiny_llm.server.models.served_model import Phase, ServedModel, compile_grammar
 from tiny_llm.server.settings import ModelSpec, Settings
 
 PROMPTS = [[1, 2, 3]]

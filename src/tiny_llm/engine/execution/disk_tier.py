@@ -11,27 +11,38 @@ tokens before them. Its key therefore hashes its tokens and the preceding page's
 fingerprint of models and program starts the chain. Pages with equal keys have identical bits, in
 every process, so the cache does not affect output tokens.
 
-Unreadable pages are recomputed. With tensor parallelism, only rank 0 accesses the disk: a stored
-page is the concatenation of all ranks' shards.
+Unreadable pages are recomputed. File I/O is in `kv_storage/disk`. With tensor parallelism, only
+rank 0 accesses the disk: a stored page is the concatenation of all ranks' shards.
 """
 
+import dataclasses
 import hashlib
+import importlib.metadata
+import platform
 import time
 import weakref
+import zlib
 from array import array
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
-from ....errors import UserError
-from ....kv_storage.disk.io_thread import IOThread, PageLoad
-from ....kv_storage.disk.store import KEY_BYTES, PageStore, last_used_ns
-from ...scheduling.kv_cache_groups import longest_hit
-from ...scheduling.prefix_cache import PrefixNode
-from ...scheduling.request import EngineRequest
-from ...scheduling.scheduler import Scheduler
-from ..paged_model import PagedModel, RowKind
+import mlx.core as mx
+
+from ... import kernels
+from ...errors import UserError
+from ...kv_storage.disk.io_thread import IOThread, PageLoad
+from ...kv_storage.disk.store import KEY_BYTES, PageStore, last_used_ns
+from ...models.families.decoder import Decoder
+from ..scheduling.kv_cache_groups import longest_hit
+from ..scheduling.prefix_cache import PrefixNode
+from ..scheduling.request import EngineRequest
+from ..scheduling.scheduler import Scheduler
+from .paged_model import PagedModel, RowKind
 
 
 def page_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
@@ -78,6 +89,7 @@ def state_key(page: bytes) -> bytes:
 STATE = -1  # stands for a node's recurrent state instead of a KV cache group
 CLOSE_SECONDS = 5.0  # time limit for writing queued pages at exit
 WAIT_SECONDS = 0.005  # maximum wait for a page when no request has tokens to compute
+SCALARS = (str, bytes, int, float, range, type(None), mx.Dtype)  # hashed by their `repr`
 
 
 @dataclass(frozen=True)
@@ -365,3 +377,65 @@ class DiskCache:
 
     def wait(self) -> None:
         self._io.wait(WAIT_SECONDS)
+
+
+def fingerprint(models: Iterable[Decoder], workers: Iterable[bytes] = ()) -> bytes:
+    """Hashes models, options and program: the root of every key chain.
+
+    Covers everything that determines a page's bits, except its tokens: the models, the versions of
+    this package and of MLX, and the extension's binary. Weights and settings are hashed as loaded,
+    so the checkpoint's files are not needed.
+
+    Args:
+        workers: fingerprints of the other ranks' shards.
+    """
+    extension = kernels.extension()
+    arrays: list[mx.array] = []
+    seen: dict[int, Any] = {}
+    settings: list[Any] = [
+        *(importlib.metadata.version(name) for name in ("tiny-llm", "mlx")),
+        zlib.crc32(Path(extension._ext.__file__).read_bytes()),
+        *workers,
+        kernels.computes_on_cpu(),
+        extension.instruction_set(),
+        platform.machine(),
+        *(text for model in models for text in _describe(model, arrays, seen)),
+    ]
+    mx.eval(arrays)
+    with ThreadPoolExecutor() as pool:
+        settings += pool.map(_checksum, arrays)
+    text = "\n".join(map(str, settings))
+    return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
+
+
+def _checksum(values: mx.array) -> int:
+    memory = memoryview(mx.view(values.reshape(-1), mx.uint8))  # type: ignore[arg-type]
+    return zlib.crc32(memory)
+
+
+def _describe(value: Any, arrays: list[mx.array], seen: dict[int, Any]) -> Iterator[str]:
+    """Describes an object and, recursively, its members; collects its arrays."""
+    if isinstance(value, SCALARS):
+        yield repr(value)
+        return
+    if id(value) in seen:
+        yield "seen"
+        return
+    seen[id(value)] = value  # kept alive, so that the id stays unique
+    yield getattr(value, "__qualname__", type(value).__qualname__)  # a function's name, or a type's
+    members: Iterable[Any] = ()
+    if isinstance(value, mx.array):
+        arrays.append(value)
+        members = value.shape, value.dtype
+    elif isinstance(value, Mapping):
+        members = value.items()
+    elif isinstance(value, Set):
+        members = sorted(value, key=repr)
+    elif isinstance(value, Sequence):
+        members = value
+    elif dataclasses.is_dataclass(value):
+        members = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif hasattr(value, "__dict__"):
+        members = vars(value).items()
+    for member in members:
+        yield from _describe(member, arrays, seen)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiny_llm import LLM, SamplingParams
-from tiny_llm.engine.spec_decode.ngram_proposer import (
+from tiny_llm.engine.spec_decode.draft_tokens import (
     ESTIMATE_WINDOW,
     MAX_MATCH_LENGTH,
     MAX_NGRAM_DRAFT_TOKENS,

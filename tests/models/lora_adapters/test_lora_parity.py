@@ -5,7 +5,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from tests.models.lora.support import random_adapter, write_adapter, write_peft_adapter
+from tests.models.lora_adapters.support import random_adapter, write_adapter, write_peft_adapter
 from tests.models.support import (
     FAMILIES,
     HYBRID,
@@ -19,8 +19,8 @@ from tests.support import assert_close, assert_same_bits
 from tiny_llm.models.checkpoint.dummy import random_tensors
 from tiny_llm.models.checkpoint.weights import build_model_tree, read_checkpoint
 from tiny_llm.models.families.registry import read_config
+from tiny_llm.models.loading import serving_model
 from tiny_llm.models.lora_adapters import attach_adapters
-from tiny_llm.models.serving_model import serving_model
 
 # `mlx_lm` has other names for gpt-oss's experts, and rounds Gemma 3's embedding scale to bfloat16.
 FAMILIES = {

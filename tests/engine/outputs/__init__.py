@@ -1,0 +1,1 @@
+"""Tests of the output parser: reasoning, content and tool calls."""
