@@ -19,6 +19,7 @@ from tiny_llm import LLM, SamplingParams, UserError, load
 from tiny_llm.engine.execution.kv_memory import KvMemory, plan_kv_memory
 from tiny_llm.engine.scheduling.config import KvGroup
 from tiny_llm.engine.scheduling.events import snapshot
+from tiny_llm.kv_storage.paged_storage import KvLayout
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.families.registry import read_config
 
@@ -106,7 +107,8 @@ def mistral(tokenizer):
 
 def one_table(*args) -> KvMemory:
     """Plans memory as if all layers had full attention."""
-    memory = plan_kv_memory(*args[:-2], True)
+    with mock.patch.object(KvLayout, "from_layers", KvLayout.one_table):
+        memory = plan_kv_memory(*args)
     return replace(memory, num_pages=256, groups=(KvGroup(),))
 
 

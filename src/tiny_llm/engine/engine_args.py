@@ -266,13 +266,10 @@ class EngineArgs:
         return self.lora_modules or {}
 
     @property
-    def memory_limits(self) -> tuple[int, int, int | None, float | None, int, bool, bool]:
+    def memory_limits(self) -> tuple[int, int, int | None, float | None, int, bool]:
         """Last arguments of `plan_kv_memory`: page size, limits and memory budget."""
         limits = self.block_size, self.max_num_seqs, self.max_model_len, self.kv_cache_bytes
-        # This backend copies 8-bit pages, so layers cannot share their memory.
-        one_table = self.kv_cache_dtype == "int8" and self.attention_backend == "reference"
-        keeps_prefix = self.prefix_cache_dir is not None
-        return *limits, self.max_num_batched_tokens, one_table, keeps_prefix
+        return *limits, self.max_num_batched_tokens, self.prefix_cache_dir is not None
 
     @property
     def max_drafts(self) -> int:

@@ -1,5 +1,7 @@
 """KV cache groups: page layouts, memory of long requests, prefix cache by group."""
 
+from unittest import mock
+
 import pytest
 
 from tests.engine.scheduler_harness import add, scheduler, serve, step
@@ -34,8 +36,8 @@ class Model:
         self.kv_layers = layers
 
 
-def memory_of(layers, one_table: bool = False) -> KvMemory:
-    return plan_kv_memory([Model(layers)], 2**40, PAGE, 1, TOKENS + 64, None, STEP, one_table)
+def memory_of(layers) -> KvMemory:
+    return plan_kv_memory([Model(layers)], 2**40, PAGE, 1, TOKENS + 64, None, STEP)
 
 
 def test_default_memory_is_enough_for_all_requests_or_three_quarters_of_the_available():
@@ -118,7 +120,8 @@ def test_memory_of_a_long_request(layers, sharing):
 
     assert formula(STEP) < max(used) * page_bytes < formula(STEP) * 1.1
     assert formula(0) < used[-1] * page_bytes < formula(0) * 1.1
-    everything = memory_of(layers, one_table=True)
+    with mock.patch.object(KvLayout, "from_layers", KvLayout.one_table):
+        everything = memory_of(layers)
     assert max(used) * page_bytes < 0.55 * everything.num_bytes
 
 

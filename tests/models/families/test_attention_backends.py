@@ -8,7 +8,6 @@ from tests.models.support import (
     GEMMA4,
     GEMMA4_MIXTURE,
     HYBRID,
-    MIXTURE,
     name_of,
     run_changing_batch,
     run_sequence,
@@ -35,9 +34,12 @@ def test_gathered_and_paged_attention_are_bitwise_equal(config, run):
     assert_close(of["reference"], of["paged"], "reference compared with paged", ulps=16)
 
 
-@pytest.mark.parametrize("backend", ["flash", "reference"])
-@pytest.mark.parametrize("config", [FAMILIES["qwen3"], MIXTURE, FAMILIES["gpt_oss"]], ids=name_of)
-def test_engine_output_with_each_backend(demo, config, backend, monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "kv_cache_dtype"),
+    [("flash", "auto"), ("reference", "auto"), ("reference", "int8")],
+)
+@pytest.mark.parametrize("config", [FAMILIES["qwen3"], FAMILIES["gpt_oss"]], ids=name_of)
+def test_engine_output_with_each_backend(demo, config, backend, kv_cache_dtype, monkeypatch):
     calls = []
     for name in ("_attend_sequence", "paged_attention_varlen_reference"):
         function = getattr(attention_backends, name)
@@ -53,7 +55,9 @@ def test_engine_output_with_each_backend(demo, config, backend, monkeypatch):
     outputs = []
     for chosen in ("paged", backend):
         assert not calls
-        llm = LLM(pair, block_size=16, attention_backend=chosen)
+        options = {"attention_backend": chosen, "kv_cache_dtype": kv_cache_dtype}
+        llm = LLM(pair, block_size=16, **options)
+        assert len(llm.scheduler.config.kv_groups) == (2 if "sliding_window" in config else 1)
         outputs.append([o.token_ids for o in llm.generate(prompts, params, use_tqdm=False)])
     assert outputs[0] == outputs[1]
     expected = "_attend_sequence" if backend == "flash" else "paged_attention_varlen_reference"

@@ -49,7 +49,6 @@ def plan_kv_memory(
     max_model_len: int | None,
     kv_cache_bytes: float | None,
     max_num_batched_tokens: int,
-    one_table: bool = False,
     keeps_prefix: bool = False,
 ) -> KvMemory:
     """Sizes the KV memory of a target model and its draft model, if any.
@@ -58,8 +57,6 @@ def plan_kv_memory(
         available: bytes left by the weights; the default KV memory is 3/4 of it, because
             activations and other programs need the rest, but at most what `max_num_seqs` requests
             of the maximum length need.
-        one_table: whether all layers share a block table, so that pages before a window are freed
-            only if every layer has one.
         keeps_prefix: whether the first group keeps all pages, even if every layer has a window: the
             disk cache finds a prefix by the first group's pages.
 
@@ -76,7 +73,7 @@ def plan_kv_memory(
         )
     total_bytes = total_memory()
     state_bytes = sum(model.state_bytes for model in models)
-    layouts = _layouts(models, page_size, one_table or state_bytes > 0)
+    layouts = _layouts(models, page_size, state_bytes > 0)
     groups = _groups(layouts, keeps_prefix)
     page_bytes = sum(
         layout.page_elements * model.kv_element_bytes

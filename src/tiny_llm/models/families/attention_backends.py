@@ -93,7 +93,7 @@ def update_and_fetch_int8(
             for rows, tokens in zip(pages, (key, value), strict=True)
         ]
         cache.buffers = [
-            mx.concatenate([rows, buffer[..., width:]], axis=-1)
+            _copy_slots(rows, buffer, step.slot_mapping)
             for rows, buffer in zip(pages, cache.buffers, strict=True)
         ]
     (keys, table), (values, _) = (read_int8_pages(rows, step.block_table) for rows in pages)
@@ -101,6 +101,19 @@ def update_and_fetch_int8(
     return PagedKvMetadata(
         keys, values, table, step.context_lens, page_size, "causal", step.cu_seqlens_q
     )
+
+
+def _copy_slots(source: mx.array, pages: mx.array, slots: mx.array) -> mx.array:
+    """Copies the rows of 1×T slots to 8-bit pages, in place, because layers may share their memory.
+
+    `source` is a copy of the pages without padding.
+    """
+    page_size, padding = pages.shape[2], pages.shape[3] - source.shape[3]
+    rows = source[slots[0] // page_size, :, slots[0] % page_size].swapaxes(0, 1)  # H×T×(D + 4)
+    rows = mx.pad(rows[None], [(0, 0), (0, 0), (0, 0), (0, padding)])
+    # As bfloat16, because `paged_cache_write` would quantize the rows again.
+    target, pairs = pages.view(mx.bfloat16), rows.view(mx.bfloat16)
+    return kernels.paged_cache_write(target, pairs, slots, overwrite=True).view(mx.int8)
 
 
 # Functions of (query, key, value, cache, scale, window, sinks).
