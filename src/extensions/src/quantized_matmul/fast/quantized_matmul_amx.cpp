@@ -197,7 +197,8 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
     const uint32_t* b = panel.job->b + panel.first * layout.row_bytes / 4;
     const auto steps = (const float*)(panel.scratch + layout.steps_offset);
     const auto sums = (const float*)(panel.scratch + layout.sums_offset);
-    const int64_t step = layout.vector_stride();
+    const int64_t step = layout.vector_stride(), rows_per_group = layout.blocks * ROWS;
+    const unsigned group_size = layout.group_size;
     for (int64_t i = 0; i < blocks * PANEL_TILES * ROWS; i++) {
         panel.totals[i] = Floats{};
     }
@@ -218,23 +219,23 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
         }
         // The groups of a block follow each other, so that its totals stay in the L1 cache.
         const int64_t first_group = unit * units.groups, left = layout.groups - first_group;
-        const int groups = left < units.groups ? static_cast<int>(left) : units.groups;
+        const auto groups = static_cast<unsigned>(left < units.groups ? left : units.groups);
         for (int64_t block = first_block; block < first_block + blocks; block++) {
             const char* block_activations =
                 panel.scratch + layout.offset(first_group * layout.group_size, block);
             for (int tile = 0; tile < PANEL_TILES; tile += 2) {
                 Floats* totals = panel.totals + ((block - first_block) * PANEL_TILES + tile) * ROWS;
-                for (int i = 0; i < groups; i++) {
-                    const int64_t group = first_group + i;
-                    const int64_t row = (group * layout.blocks + block) * ROWS;
-                    const unsigned element = i * layout.group_size;  // of the unit
+                const Floats* scales = panel.scales + first_group * PANEL_TILES + tile;
+                const Floats* biases = panel.biases + first_group * PANEL_TILES + tile;
+                int64_t row = first_group * rows_per_group + block * ROWS;
+                for (unsigned element = 0; element < groups * group_size; element += group_size) {
                     const __m512i* words = weights->words[tile] + element / 4;
                     const char* activations =
                         block_activations + element / VECTOR * step + element % VECTOR;
                     next->step = steps + row;
                     next->sum = sums + row;
-                    next->scales = panel.scales + group * PANEL_TILES + tile;
-                    next->biases = panel.biases + group * PANEL_TILES + tile;
+                    next->scales = scales;
+                    next->biases = biases;
                     next->totals = totals;
                     multiply<STEPS, ROWS, PLANES>(activations, step, (const char*)words,
                                                   calls++ < 2 ? nullptr : pending, *last, *next,
@@ -243,6 +244,9 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
                     pending = last;
                     last = next;
                     next = unused;
+                    scales += PANEL_TILES;
+                    biases += PANEL_TILES;
+                    row += rows_per_group;
                 }
             }
         }
