@@ -162,8 +162,6 @@ def release_rows(x: mx.array, rows: Sequence[int]) -> None:
 def _operation(name: str) -> Callable[..., Any]:
     def operation(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> Any:
         chosen = _stream if stream is None else stream
-        if name == "paged_attention_varlen" and len(arguments) > 7 and arguments[7]:
-            arguments = (*arguments[:7], arguments[7] + 1, *arguments[8:])
         return getattr(extension(), name)(*arguments, **options, stream=chosen)
 
     operation.__name__ = operation.__qualname__ = name
