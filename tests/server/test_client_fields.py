@@ -137,9 +137,10 @@ def test_same_prompt(server, protocol, messages, same):
                 user(
                     part("text", text="One.", cache_control={"type": "ephemeral"}),
                     part("input_text", text="Two."),
+                    part("output_text", text="Three."),
                 )
             ],
-            "user\nOne.\nTwo.<|im_end|>",
+            "user\nOne.\nTwo.\nThree.<|im_end|>",
         ),
         ([{"role": "developer", "content": "Be brief."}, *QUESTION], "system\nBe brief."),
         (history(CHAT, [part("text", text="Seen:"), IMAGE]), f"Seen:\n{omitted('image')}"),

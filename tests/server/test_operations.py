@@ -154,6 +154,7 @@ def test_requests_are_counted_by_endpoint_method_and_status(server):
         ("/chat/completions", f"use {CHAT}: end the client's base URL with /v1."),
         ("/messages", "use /v1/messages: end the client's base URL with /v1."),
         ("/v1/tokenize", "use /tokenize: end the client's base URL without /v1."),
+        ("/v1//chat/completions", f"use {CHAT}: end the client's base URL without a slash."),
         *((path, "/docs lists") for path in ("/v1/v1", "/v1/unknown", "/v1/v1/unknown")),
     ],
 )

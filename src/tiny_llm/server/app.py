@@ -106,6 +106,7 @@ def _not_found_message(request: Request) -> str:
     for intended, advice in (
         (path.removeprefix("/v1"), "end the client's base URL without /v1"),
         ("/v1" + path, "end the client's base URL with /v1"),
+        (path.replace("//", "/"), "end the client's base URL without a slash"),
     ):
         if intended != path and intended in known:
             return f"Path not found; use {intended}: {advice}."

@@ -74,13 +74,19 @@ def test_echo_with_logprobs_scores_the_prompt(client, limit, n):
         assert pieces[-1].finish_reason == choice.finish_reason == "length"
 
 
-def test_echo_logprobs_match_generation_logprobs(client):
+def test_echo_logprobs_match_generation_logprobs(client, server):
     response = client.completions.create(**BODY, logprobs=0).choices[0]
     again = {**BODY, "prompt": BODY["prompt"] + response.text, "max_tokens": 0}
     scored = client.completions.create(**again, echo=True, logprobs=0).choices[0].logprobs
     generated = response.logprobs.token_logprobs
     assert scored.token_logprobs[-len(generated) :] == pytest.approx(generated, abs=0.02)
     assert [len(top) for top in scored.top_logprobs[1:]] == [1] * (len(scored.tokens) - 1)
+    # lm-eval drops the last entry, as that of the one token which it requests: here, EOS.
+    (eos,) = server.post("/tokenize", {"prompt": "<|im_end|>"}).json()["tokens"]
+    ended = {**again, "max_tokens": 1, "logit_bias": {str(eos): 100}}
+    choice = client.completions.create(**ended, echo=True, logprobs=0).choices[0]
+    assert (choice.text, choice.finish_reason) == (again["prompt"], "stop")
+    assert choice.logprobs.token_logprobs[:-1] == scored.token_logprobs
 
 
 def test_continuous_usage_stats(client):

@@ -103,8 +103,8 @@ def _format_value(value: Any) -> str:
 
 # Union alternatives that pydantic inserts into error locations: part types and Python types.
 PART_TYPES = (
-    *("text", "input_text", "search_result", "thinking", "redacted_thinking", "document"),
-    *("tool_use", "tool_result", "refusal"),
+    *("text", "input_text", "output_text", "search_result", "thinking", "redacted_thinking"),
+    *("document", "tool_use", "tool_result", "refusal"),
 )
 
 

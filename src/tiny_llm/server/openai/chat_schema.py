@@ -32,7 +32,7 @@ class TextPart(RequestModel):
 class InputTextPart(TextPart):
     """A text content part as in the Responses API."""
 
-    type: Literal["input_text"]  # type: ignore[assignment]
+    type: Literal["input_text", "output_text"]  # type: ignore[assignment]
 
 
 class RefusalPart(RequestModel):

@@ -117,8 +117,11 @@ class CompletionSerializer(ChoicesSerializer):
         # By prompt: outputs held back until the prompt's logprobs arrive.
         self._pending: dict[int, list[StreamOutput]] = {}
         as_token_ids = bool(body.return_tokens_as_token_ids)
+        # Clients that score prompts drop the last entry as the completion's, which may be EOS.
+        with_end = as_token_ids or bool(body.echo)
         self._logprobs = [
-            CompletionLogprobs(prompts, body.logprobs or 0, as_token_ids) for _ in self._echoed
+            CompletionLogprobs(prompts, body.logprobs or 0, as_token_ids, with_end)
+            for _ in self._echoed
         ]
         # Whether each output is sent as received, without buffering or filtering.
         self._is_passthrough = (

@@ -102,11 +102,13 @@ class CompletionLogprobs:
     """Accumulates a completion's `logprobs`, and with `echo` also the prompt's.
 
     In `field`, `top_logprobs` has the `top` most likely tokens and the sampled one, as in vLLM.
+    `with_end` adds a final EOS or stop token.
     """
 
-    def __init__(self, prompts: PromptRenderer, top: int, as_token_ids: bool):
+    def __init__(self, prompts: PromptRenderer, top: int, as_token_ids: bool, with_end: bool):
         self._prompts = prompts
         self._top_count = top
+        self._with_end = with_end
         self._texts = TokenTextDecoder(prompts, as_token_ids)
         self._offset = 0
         self.clear()
@@ -125,7 +127,7 @@ class CompletionLogprobs:
             self._add(token, logprobs_by_id)
 
     def add(self, output: StreamOutput) -> None:
-        for token, logprobs_by_id in content_logprobs(output, self._texts.as_token_ids):
+        for token, logprobs_by_id in content_logprobs(output, self._with_end):
             self._add(token, logprobs_by_id)
 
     def _add(self, token: int, logprobs_by_id: Mapping[int, float] | None) -> None:
