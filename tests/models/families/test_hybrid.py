@@ -99,7 +99,7 @@ def test_storage_has_the_declared_bytes():
     assert model.state_bytes == 2 * (3 * 224 * 2 + 4 * 24 * 32 * 4)
     assert model.kv_bytes_per_token == 2 * 2 * 2 * 32 * 2
     paged = PagedModel(model, 8, 7)
-    run_span(paged, IDS[:3], 0, -1, [(2, 5)])
+    mx.eval(run_span(paged, IDS[:3], 0, -1, [(2, 5)]))  # `populate` requires evaluated arrays
     assert paged._storage.states.nbytes == model.state_bytes
     paged.populate(8, 7)
     assert paged.nbytes == 8 * 16 * model.kv_bytes_per_token + 7 * model.state_bytes
