@@ -101,7 +101,8 @@ class ResponsesRequest(ConversationFields):
             raise bad_request("stream_options requires stream: true.", "stream_options")
         choice = self.tool_choice
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-            if not self._choice.allowed or choice.get("mode") not in ("auto", "required"):
+            allowed = self._choice.allowed or {""}
+            if "" in allowed or choice.get("mode") not in ("auto", "required"):
                 raise bad_request(
                     "tool_choice of type allowed_tools requires mode 'auto' or 'required' and a "
                     "non-empty subset of the request's tools.",
@@ -124,7 +125,7 @@ class ResponsesRequest(ConversationFields):
             return CommonToolChoice("required", given.get("name"))
         listed = given.get("tools")
         tools = listed if isinstance(listed, list) else []
-        names = {str(tool.get("name")) for tool in tools if isinstance(tool, dict)}
+        names = {str(tool.get("name") or "") for tool in tools if isinstance(tool, dict)}
         return CommonToolChoice(str(given.get("mode")), allowed=names)
 
     @cached_property

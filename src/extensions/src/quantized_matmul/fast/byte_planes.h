@@ -1,9 +1,9 @@
 // Activations as byte planes, for kernels that multiply bytes.
 //
 // Activations are rounded to 16-bit integers 256 · high + low, both bytes signed
-// (fixed_point_rounding.h): the high and low bytes form two *planes*. A *vector* is 64 bytes of a
-// row of b: 64 8-bit weights, or 128 4-bit weights whose even and odd elements unpack to one vector
-// each, its two *parts*. Activations are laid out to match: vector of b × block of rows × part ×
+// (fixed_point_rounding.h): the high and low bytes form two *planes*. Weights unpack to bytes,
+// group by group: 4-bit ones to the even elements of the group, then its odd ones, its two *parts*.
+// Activations have the same order, in *vectors* of 64 bytes: two vectors × block of rows × vector ×
 // plane × row × byte.
 #pragma once
 
@@ -22,10 +22,10 @@ constexpr int PLANES = 2;  // AMX tiles use only one with 8-bit activations
 // Layout of one call's activations in scratch memory.
 struct PlanesLayout {
     int64_t row_bytes;  // bytes per row of b
-    int64_t vectors;    // vectors per row of b; the last may be partial
     int64_t groups;     // groups per row of b
+    int group_size;     // 32, 64 or 128
     int group_bytes;    // bytes of b per group: 16, 32, 64 or 128
-    int parts;          // per vector: 2 for 4-bit weights, 1 for 8-bit weights
+    int parts;          // per group: 2 for 4-bit weights, 1 for 8-bit weights
     int planes;         // the high and low bytes, or only the low bytes
     int64_t rows;       // M
     int block_rows;
@@ -38,30 +38,26 @@ struct PlanesLayout {
 
     PlanesLayout(const QuantizedMatmulJob& job, int block_rows, int planes = PLANES)
         : row_bytes(job.I * job.bits / 8),
-          vectors((row_bytes + VECTOR - 1) / VECTOR),
           groups(job.I / job.group_size),
+          group_size(job.group_size),
           group_bytes(job.group_size * job.bits / 8),
           parts(8 / job.bits),
           planes(planes),
           rows(job.M),
           block_rows(block_rows),
           blocks((rows + block_rows - 1) / block_rows),
-          steps_offset(tile_offset(vectors, 0, 0, 0)),
+          steps_offset((job.I + MAX_GROUP - 1) / MAX_GROUP * blocks * block_stride()),
           sums_offset(steps_offset + groups * blocks * block_rows * 4),
           bytes(sums_offset + groups * blocks * block_rows * 4) {}
 
-    // Byte offset in scratch of a tile: VECTOR bytes for each row of a block.
-    int64_t tile_offset(int64_t vector, int64_t block, int part, int plane) const {
-        return (((vector * blocks + block) * parts + part) * planes + plane) * tile_bytes();
+    // Byte offset in scratch of the first plane's activations for element i of a block's first row.
+    int64_t offset(int64_t i, int64_t block) const {
+        return (i / MAX_GROUP * blocks + block) * block_stride() +
+               i % MAX_GROUP / VECTOR * vector_stride() + i % VECTOR;
     }
-    int64_t tile_bytes() const { return block_rows * VECTOR; }
-
-    // Byte offset in scratch of the activations that multiply the weights from `byte` of a row of b
-    // on.
-    int64_t offset(int64_t byte, int64_t row, int part, int plane) const {
-        return tile_offset(byte / VECTOR, row / block_rows, part, plane) +
-               row % block_rows * VECTOR + byte % VECTOR;
-    }
+    int64_t plane_stride() const { return block_rows * VECTOR; }
+    int64_t vector_stride() const { return planes * plane_stride(); }
+    int64_t block_stride() const { return MAX_GROUP / VECTOR * vector_stride(); }
 };
 
 // Unpacks 64 bytes of b to one or two vectors of bytes.
@@ -149,7 +145,9 @@ inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout
         plane_bytes(rounded, job.group_size, high, layout.parts, bytes);
         for (int part = 0; part < layout.parts; part++) {
             for (int b = 0; b < layout.group_bytes; b += VECTOR) {
-                char* to = scratch + layout.offset(g * layout.group_bytes + b, row, part, plane);
+                const int64_t i = g * layout.group_size + part * layout.group_bytes + b;
+                char* to = scratch + layout.offset(i, row / layout.block_rows) +
+                           plane * layout.plane_stride() + row % layout.block_rows * VECTOR;
                 const int count = layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR;
                 _mm512_mask_storeu_epi8(to, ~uint64_t{0} >> (VECTOR - count),
                                         bytes[part][b / VECTOR]);

@@ -104,8 +104,9 @@ __attribute__((always_inline)) inline void store_sums(Accumulators& to) {
 // Number of multiplications in a call of `multiply`.
 constexpr int multiplications(int steps, int planes) { return 2 * planes * steps; }
 
-// Multiplies one group of two tiles of outputs by one block of rows. The group fills STEPS tiles of
-// weights per tile of outputs, and as many tiles of activations per plane, `step` bytes apart.
+// Multiplies one group of two tiles of outputs by one block of rows. The group takes STEPS tiles of
+// weights per tile of outputs, and as many tiles of activations per plane, `step` bytes apart. A
+// group of 32 fills half of a tile.
 //
 // The sums in registers 1 to 3 are stored by the next call, just before it overwrites them: a store
 // that follows its last multiplication closely delays the next ones. Meanwhile, the sums of the
@@ -196,7 +197,7 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
     const uint32_t* b = panel.job->b + panel.first * layout.row_bytes / 4;
     const auto steps = (const float*)(panel.scratch + layout.steps_offset);
     const auto sums = (const float*)(panel.scratch + layout.sums_offset);
-    const int64_t step = (layout.parts == 2 ? 1 : layout.blocks) * PLANES * layout.tile_bytes();
+    const int64_t step = layout.vector_stride();
     for (int64_t i = 0; i < blocks * PANEL_TILES * ROWS; i++) {
         panel.totals[i] = Floats{};
     }
@@ -215,24 +216,29 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
         if (unpacks) {
             prefetcher = UnitPrefetcher(layout, units, b, unit, calls_per_unit);
         }
-        for (int i = 0; i < units.groups && unit * units.groups + i < layout.groups; i++) {
-            const int64_t group = unit * units.groups + i;
-            const int64_t byte = group * layout.group_bytes;
-            const char* group_weights = (const char*)weights->words + byte % VECTOR / 4 * VECTOR;
-            for (int64_t block = 0; block < blocks; block++) {
-                const char* activations =
-                    panel.scratch + layout.tile_offset(byte / VECTOR, first_block + block, 0, 0) +
-                    byte % VECTOR;
-                const int64_t row = (group * layout.blocks + first_block + block) * ROWS;
-                for (int tile = 0; tile < PANEL_TILES; tile += 2) {
+        // The groups of a block follow each other, so that its totals stay in the L1 cache.
+        const int64_t first_group = unit * units.groups, left = layout.groups - first_group;
+        const int groups = left < units.groups ? static_cast<int>(left) : units.groups;
+        for (int64_t block = first_block; block < first_block + blocks; block++) {
+            const char* block_activations =
+                panel.scratch + layout.offset(first_group * layout.group_size, block);
+            for (int tile = 0; tile < PANEL_TILES; tile += 2) {
+                Floats* totals = panel.totals + ((block - first_block) * PANEL_TILES + tile) * ROWS;
+                for (int i = 0; i < groups; i++) {
+                    const int64_t group = first_group + i;
+                    const int64_t row = (group * layout.blocks + block) * ROWS;
+                    const unsigned element = i * layout.group_size;  // of the unit
+                    const __m512i* words = weights->words[tile] + element / 4;
+                    const char* activations =
+                        block_activations + element / VECTOR * step + element % VECTOR;
                     next->step = steps + row;
                     next->sum = sums + row;
                     next->scales = panel.scales + group * PANEL_TILES + tile;
                     next->biases = panel.biases + group * PANEL_TILES + tile;
-                    next->totals = panel.totals + (block * PANEL_TILES + tile) * ROWS;
-                    multiply<STEPS, ROWS, PLANES>(
-                        activations, step, group_weights + tile * MAX_STEPS * TILE_BYTES,
-                        calls++ < 2 ? nullptr : pending, *last, *next, prefetcher);
+                    next->totals = totals;
+                    multiply<STEPS, ROWS, PLANES>(activations, step, (const char*)words,
+                                                  calls++ < 2 ? nullptr : pending, *last, *next,
+                                                  prefetcher);
                     Accumulators* const unused = pending;
                     pending = last;
                     last = next;
@@ -292,7 +298,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     Floats* scales = totals + most * layout.block_rows * PANEL_TILES;
     Floats* biases = scales + layout.groups * PANEL_TILES;
     Weights* weights = (Weights*)(biases + layout.groups * PANEL_TILES);
-    const bool two_steps = layout.parts * units.vectors == 2;
+    const bool two_steps = layout.group_size > VECTOR;
     const auto choose = [&]<int PLANES>() {
         return layout.block_rows == 8
                    ? (two_steps ? run_panel<2, 8, PLANES> : run_panel<1, 8, PLANES>)
@@ -301,8 +307,9 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     const auto run_rows =
         layout.planes == 1 ? choose.template operator()<1>() : choose.template operator()<2>();
     const TileRegisters::Shape sums = {layout.block_rows, VECTOR};
-    const TileRegisters::Shape words = {units.segment_bytes / 4, VECTOR};
-    const TileRegisters::Shape activations = {layout.block_rows, units.segment_bytes};
+    const int bytes = two_steps ? VECTOR : layout.group_size;  // per row of a tile of activations
+    const TileRegisters::Shape words = {bytes / 4, VECTOR};
+    const TileRegisters::Shape activations = {layout.block_rows, bytes};
     const TileRegisters registers({sums, sums, sums, sums, words, words, activations, activations});
     for (int64_t o = first_output; o < last_output; o += PANEL_OUTPUTS) {
         const int outputs =

@@ -4,8 +4,8 @@
 // output per column: its words of four bytes from a row of b, stacked vertically. Words are
 // transposed to columns first; then 4-bit weights are unpacked to bytes.
 //
-// A *segment* is the part of a group within one vector. A *unit* is the shortest sequence of
-// weights that consists of complete groups and complete vectors.
+// A *unit* is the shortest sequence of weights that consists of complete groups and of complete
+// vectors of b.
 #pragma once
 
 #include "common/amx.h"
@@ -17,37 +17,35 @@ namespace {
 
 constexpr int PANEL_TILES = 4;  // tiles of outputs unpacked together
 constexpr int PANEL_OUTPUTS = QUANTIZED_MATMUL_PANEL;
-constexpr int MAX_STEPS = 2;  // tiles per group: two parts of a vector, or two vectors
+constexpr int MAX_STEPS = 2;  // tiles per unit, and per group
 static_assert(PANEL_OUTPUTS == PANEL_TILES * TILE_SIDE);
 
 // Division of a row of b into units.
 struct Units {
-    int vectors;        // vectors per unit, and segments per group: 1 or 2
-    int groups;         // groups per unit: 4, 2 or 1; the last unit may have fewer
-    int64_t count;      // units per row of b
-    int segment_bytes;  // 16, 32 or 64
+    int vectors;    // vectors of b per unit: 1 or 2
+    int groups;     // groups per unit: 4, 2 or 1; the last unit may have fewer
+    int64_t count;  // units per row of b
 
     explicit Units(const PlanesLayout& layout)
         : vectors(layout.group_bytes > VECTOR ? layout.group_bytes / VECTOR : 1),
           groups(layout.group_bytes < VECTOR ? VECTOR / layout.group_bytes : 1),
-          count((layout.groups + groups - 1) / groups),
-          segment_bytes(layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR) {}
+          count((layout.groups + groups - 1) / groups) {}
 };
 
 // --- weights ------------------------------------------------------------------------------------
 
-// An unpacked unit of a panel: tile of outputs × vector or part × word.
+// An unpacked unit of a panel: tile of outputs × word.
 struct Weights {
-    alignas(64) __m512i words[PANEL_TILES][MAX_STEPS][TILE_SIDE];
+    alignas(64) __m512i words[PANEL_TILES][MAX_STEPS * TILE_SIDE];
 };
 
-// Unpacks word number `word` of 16 outputs to bytes; v: index of its vector within the unit.
+// Unpacks a word of 16 outputs to bytes, stored `distance` words apart.
 template <typename WeightFormat>
-inline void unpack_word(__m512i bytes, int v, int word, __m512i (&out)[MAX_STEPS][TILE_SIDE]) {
+inline void unpack_word(__m512i bytes, int distance, __m512i* out) {
     __m512i parts[WeightFormat::PARTS];
     WeightFormat::unpack(bytes, parts);
     for (int part = 0; part < WeightFormat::PARTS; part++) {
-        out[v + part][word] = parts[part];
+        out[part * distance] = parts[part];
     }
 }
 
@@ -64,15 +62,18 @@ inline void unpack_unit(const PlanesLayout& layout, const Units& units, const ui
                         int64_t unit, int outputs, Weights& weights) {
     const int64_t tile_bytes = TILE_SIDE * layout.row_bytes;
     const int tiles = (outputs + TILE_SIDE - 1) / TILE_SIDE;
+    const int group_words = layout.group_bytes / 4;  // a power of two
     for (int v = 0; v < units.vectors; v++) {
         const int64_t vector = unit * units.vectors + v;
         const int words = words_in(layout, vector);
         const char* in = (const char*)b + vector * TILE_SIDE * VECTOR;
         for (int word = 0; word < words; word++) {
+            const int in_earlier_groups = word & -group_words;
+            const int to = v * TILE_SIDE + word + in_earlier_groups * (WeightFormat::PARTS - 1);
             for (int tile = 0; tile < tiles; tile++) {
                 unpack_word<WeightFormat>(
-                    _mm512_loadu_si512(in + tile * tile_bytes + word * VECTOR), v, word,
-                    weights.words[tile]);
+                    _mm512_loadu_si512(in + tile * tile_bytes + word * VECTOR), group_words,
+                    weights.words[tile] + to);
             }
         }
     }
