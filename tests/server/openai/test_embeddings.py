@@ -128,7 +128,7 @@ def test_rerank_orders_documents_by_relevance(tmp_path):
     texts = {item["index"]: item["document"]["text"] for item in response["results"]}
     assert texts == {0: "Bees.", 1: "Rotary embeddings.", 2: "a"}
     assert response["usage"]["total_tokens"] > 3 * len(SCORE_TEMPLATE) / 10
-    [best] = running.post("/v1/rerank", {**RERANK, "top_n": 1, "return_documents": False}).json()[
+    [best] = running.post("/v2/rerank", {**RERANK, "top_n": 1, "return_documents": False}).json()[
         "results"
     ]
     assert best == {"index": max(scores, key=scores.get), "relevance_score": max(expected)}

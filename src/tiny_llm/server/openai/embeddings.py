@@ -86,6 +86,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     return StreamingResponse(_each(parts), headers=headers, media_type="application/json")
 
 
+@router.post("/v2/rerank", include_in_schema=False)  # path of Cohere's clients
 @router.post("/v1/rerank", tags=["OpenAI"], responses=ERROR_RESPONSES)
 async def rerank(body: RerankRequest, request: Request) -> Response:
     """Scores documents by their relevance to a query, most relevant first."""
