@@ -10,6 +10,7 @@ from tiny_llm import SamplingParams, make_sampler
 from tiny_llm.engine.execution.sampler import (
     SamplingRow,
     TokenCounts,
+    _splitmix64,
     completion_seed,
     gumbel_noise,
     process_logits,
@@ -135,6 +136,7 @@ def test_noise_depends_on_seed_and_position():
     np.testing.assert_array_equal(as_numpy(gumbel_noise([rows[4]], V))[0], noise[4])
     assert abs(np.corrcoef(noise)[np.triu_indices(len(rows), 1)]).max() < 0.6
     assert len({completion_seed(seed, index) for seed in range(30) for index in range(30)}) == 900
+    assert _splitmix64(0) == 0xE220A8397B1DCDAF  # the reference implementation's first output
 
 
 def test_draft_with_a_narrower_vocabulary_gets_the_same_noise():

@@ -1,5 +1,7 @@
 """`FairScheduler`: bounded overtaking, step time target."""
 
+import pytest
+
 from tests.engine.scheduler_harness import GREEDY, step
 from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.fair_scheduler import (
@@ -194,7 +196,9 @@ def test_inter_token_latency_during_a_long_prompt():
     assert waited < 0.4, "the chat's 60 tokens must not wait for the long prompt"
 
 
-def test_long_steps_are_rare():
+@pytest.mark.parametrize(("seconds", "interval"), [(0.01, LONG_STEP_INTERVAL), (0.25, 3)])
+def test_long_steps_are_rare(seconds, interval):
+    """The next one follows after 24 steps, or after as much time as the last one took."""
     scheduler = fair_scheduler(step_time_target=0.1)
     scheduler.costs.record(100, 1, seconds=0.01)  # 10 ms per token, so ten tokens fit the target
     scheduler.add(request("decoding", 20, max_tokens=90))
@@ -206,9 +210,9 @@ def test_long_steps_are_rare():
     )
     scheduler.update_from_output(step, {"decoding": ChunkOutput([1])})
     scheduler.record_step_time(step, seconds=0.6)
-    for _ in range(LONG_STEP_INTERVAL):
+    for _ in range(interval):
         step = scheduler.schedule()
         assert [chunk.num_tokens for chunk in step.chunks] == [1]
         scheduler.update_from_output(step, {"decoding": ChunkOutput([1])})
-        scheduler.record_step_time(step, seconds=0.01)
+        scheduler.record_step_time(step, seconds)
     assert len(scheduler.schedule().chunks) == 2
