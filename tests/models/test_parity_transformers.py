@@ -123,15 +123,16 @@ CHUNKS = {
 }
 
 
-@pytest.mark.parametrize("backend", ["paged", "reference"])
-def test_logits_float32(family, backend):
+# MLX's operations sum less accurately: Gemma 4's small model differs by 2.5e-4 on some machines.
+@pytest.mark.parametrize(("backend", "atol"), [("paged", 1e-4), ("reference", 4e-4)])
+def test_logits_float32(family, backend, atol):
     theirs, weights = family
     ids = random_ids(77 if weights.args.delta_net is None else 150)
     ours, expected = serving_model("it", weights, 16, backend), transformers_logits(theirs, ids)
     for name, ends in CHUNKS.items():
         ends = [end for end in ends if end < len(ids)] + [len(ids)]
         actual = as_numpy(sequence_logits(ours, ids, ends))
-        np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(actual, expected, atol=atol, err_msg=name)
 
 
 def test_logits_in_a_ragged_batch_float32(family):
