@@ -29,6 +29,19 @@ def test_queued_requests_wait_for_the_branch():
     assert [request.num_cached_tokens for request in requests] == [0, 16, 16]
 
 
+def test_aborts_during_a_step_return_reserved_slots():
+    sched = scheduler(num_state_slots=12, num_pages=60, page_size=4, max_num_batched_tokens=32)
+    requests = [add(sched, name, 57, 1) for name in "ab"]
+    for number, request in enumerate(requests):
+        request.token_ids[17:] = [100 + number] * 40
+    sched.schedule()
+    states = sched.pages.states
+    assert requests[0].state_slots.reserved, "the state at the branch has a slot"
+    for request in requests:
+        sched.finish(request, "abort")
+    states.check_integrity([])
+
+
 def test_identical_prompts_are_computed_once():
     sched = scheduler(num_state_slots=12, num_pages=60, max_num_batched_tokens=16)
     requests = [add(sched, name, 30, 3) for name in "abc"]
