@@ -64,7 +64,7 @@ def int8_pages(
     ends = np.cumsum([0, *(-(-S // page_size) for S in lengths)]).tolist()
     pools = []
     for _ in range(2):
-        tokens = [random(S, H, D) * mx.exp(2 * random(S, H, 1)) for S in lengths]
+        tokens = [random(S, H, D) * mx.exp(0.5 * random(S, H, 1)) for S in lengths]
         pools.append(mx.concatenate([write_int8(x.astype(dtype), page_size) for x in tokens]))
     return *pools, [list(range(*bounds)) for bounds in pairwise(ends)]
 
