@@ -63,8 +63,8 @@ def int8_pages(
     """Like `cut_into_pages`, 8-bit pages of random sequences with varied magnitudes."""
     ends = np.cumsum([0, *(-(-S // page_size) for S in lengths)]).tolist()
     pools = []
-    for _ in range(2):
-        tokens = [random(S, H, D) * mx.exp(0.5 * random(S, H, 1)) for S in lengths]
+    for spread in (0.5, 2):  # large keys' scores would exceed what float32 resolves
+        tokens = [random(S, H, D) * mx.exp(spread * random(S, H, 1)) for S in lengths]
         pools.append(mx.concatenate([write_int8(x.astype(dtype), page_size) for x in tokens]))
     return *pools, [list(range(*bounds)) for bounds in pairwise(ends)]
 

@@ -123,9 +123,11 @@ CHUNKS = {
 }
 
 
-# MLX's operations sum less accurately: Gemma 4's small model differs by 2.5e-4 on some machines.
-@pytest.mark.parametrize(("backend", "atol"), [("paged", 1e-4), ("reference", 4e-4)])
-def test_logits_float32(family, backend, atol):
+@pytest.mark.parametrize("backend", ["paged", "reference"])
+def test_logits_float32(request, family, backend):
+    # MLX's operations sum less accurately: this model's logits differ by 2.5e-4 on some machines.
+    model = request.node.callspec.params["family"]
+    atol = 4e-4 if (model, backend) == ("gemma4-e2b", "reference") else 1e-4
     theirs, weights = family
     ids = random_ids(77 if weights.args.delta_net is None else 150)
     ours, expected = serving_model("it", weights, 16, backend), transformers_logits(theirs, ids)
