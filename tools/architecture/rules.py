@@ -54,12 +54,12 @@ COMMANDS = {"cli", "agent"}
 def part_of(component: str) -> str:
     """Heading in the tree: whether a component belongs to the course, the engine or both."""
     if component in COURSE:
-        return "the course"
+        return "the rest of the course"
     if component in ENGINE:
-        return "the engine, which imports nothing from the course"
+        return "the engine, which imports nothing from the course: begin with engine/llm.py"
     if component in COMMANDS:
         return "programs that run both"
-    return "shared by the course and the engine"
+    return "the course's operations, which the engine uses, too: learners begin with basics.py"
 
 
 LAYER = {

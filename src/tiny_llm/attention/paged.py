@@ -1,4 +1,4 @@
-"""Paged attention over a block table, as Week 3 writes it; the engine compares with it.
+"""Paged attention as Week 3 writes it; the engine has its own backends.
 
 Key j of sequence b is row j % page_size of page block_table[b, j // page_size]. Attention has two
 implementations: a reference in plain MLX that gathers a sequence's pages into one array, and a
