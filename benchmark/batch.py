@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmark.model_costs import ModelCosts
 from tiny_llm.batch import BatchGeneration
-from tiny_llm.cli.batching.open_loop import TimestampTokenizer
+from tiny_llm.cli.open_loop import TimestampTokenizer
 
 from .command import benchmark_parser
 from .metrics import Metric, throughput

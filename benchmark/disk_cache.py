@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny_llm import LLM, SamplingParams
-from tiny_llm.kv_storage.disk.store import drop_from_page_cache
+from tiny_llm.kv_storage.page_store import drop_from_page_cache
 
 from .command import benchmark_parser, print_json, run_command
 from .make_checkpoint import shape_config

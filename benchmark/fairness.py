@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from tiny_llm.cli.batching.open_loop import RequestTimes, percentile
+from tiny_llm.cli.open_loop import RequestTimes, percentile
 
 from .command import benchmark_parser, print_json, run_command
 from .http_clients import Client

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tiny_llm import UserError
-from tiny_llm.cli.batching.open_loop import RequestTimes, Workload, percentile
+from tiny_llm.cli.open_loop import RequestTimes, Workload, percentile
 
 READ_BYTES = 2**16
 EVENT = b"\ndata: {"

@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 
 from tiny_llm import LLM, SamplingParams, UserError
-from tiny_llm.cli.batching.open_loop import (
+from tiny_llm.cli.open_loop import (
     LengthRange,
     RequestTimes,
     Workload,

@@ -31,7 +31,7 @@ from rich.console import Console
 from benchmark.command import benchmark_parser, print_json, run_command
 from benchmark.model_costs import ModelCosts
 from tiny_llm import LLM, SamplingParams, UserError, load_weights
-from tiny_llm.cli.batching.open_loop import TimestampTokenizer
+from tiny_llm.cli.open_loop import TimestampTokenizer
 from tiny_llm.engine import model_runner
 from tiny_llm.engine.execution.sampler import SamplerOutput, SamplingRow
 from tiny_llm.engine.scheduling.request import Logprobs

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny_llm import load_weights
-from tiny_llm.cli.batching.open_loop import Workload
+from tiny_llm.cli.open_loop import Workload
 
 from .command import benchmark_parser, print_json, run_command
 from .roofline import usable_threads

@@ -10,7 +10,7 @@ import numpy as np
 
 from tiny_llm import LLM, Qwen3ModelWeek2, SamplingParams
 from tiny_llm.batch import BatchGeneration
-from tiny_llm.cli.batching.open_loop import (
+from tiny_llm.cli.open_loop import (
     LengthRange,
     TimestampTokenizer,
     Workload,

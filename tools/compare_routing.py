@@ -19,8 +19,7 @@ from starlette.types import Message
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.errors import TaskNotImplemented
-from tiny_llm.server.replicas.gateway import Gateway, ReplicaRequest, RoutedReplicaPool
-from tiny_llm.server.replicas.replica import Replica
+from tiny_llm.server.replicas.gateway import Gateway, Replica, ReplicaRequest, RoutedReplicaPool
 from tiny_llm.server.replicas.routing import (
     CHUNK_LENGTH,
     PrefixAwareRouter,

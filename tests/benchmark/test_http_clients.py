@@ -7,7 +7,7 @@ import pytest
 
 from benchmark.http_clients import LoadResult, run_clients
 from tiny_llm import UserError
-from tiny_llm.cli.batching.open_loop import Workload
+from tiny_llm.cli.open_loop import Workload
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENTS = b'data: {"choices": []}\n\n: keep-alive\n\n'

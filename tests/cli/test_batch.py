@@ -20,8 +20,7 @@ from tiny_llm import Qwen3ModelWeek2, Qwen3ModelWeek3, make_sampler, simple_gene
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.cli import batch
 from tiny_llm.cli.backends import local
-from tiny_llm.cli.backends.local import Checkpoint
-from tiny_llm.cli.batching.runs import (
+from tiny_llm.cli.backends.batch_runs import (
     BatchProgress,
     CourseBatchRun,
     EngineBatchRun,
@@ -29,7 +28,8 @@ from tiny_llm.cli.batching.runs import (
     MlxBatchRun,
     RequestProgress,
 )
-from tiny_llm.cli.batching.view import PlainLines, batch_table, speed_line
+from tiny_llm.cli.backends.local import Checkpoint
+from tiny_llm.cli.batch import PlainLines, batch_table, speed_line
 from tiny_llm.demo import BATCH_PROMPTS
 from tiny_llm.engine.scheduling.page_manager import PageCounts
 from tiny_llm.models.loading import serving_model

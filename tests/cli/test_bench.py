@@ -8,7 +8,7 @@ import pytest
 from tests.cli.support import run_command
 from tiny_llm import UserError
 from tiny_llm.cli import bench
-from tiny_llm.cli.batching.open_loop import (
+from tiny_llm.cli.open_loop import (
     LengthRange,
     TimestampTokenizer,
     latencies,

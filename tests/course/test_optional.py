@@ -77,7 +77,7 @@ COMMANDS = [
     ("models/parallel/layers.py", RANKS, "6.2"),
     ("models/parallel/decoder.py", RANKS, "6.2"),
     ("kv_storage/int8_rows.py", (*DEMO, *INT8), "6.3"),
-    ("kv_storage/disk/store.py", DISK, "6.6"),
+    ("kv_storage/page_store.py", DISK, "6.6"),
     ("engine/execution/disk_tier.py", DISK, "6.6"),
     ("attention/gated_delta.py", (HYBRID, "memory"), "6.4"),
     ("models/families/gated_delta_net.py", (HYBRID, "memory"), "6.4"),

@@ -19,7 +19,7 @@ from tiny_llm import LLM, ModelError, SamplingParams, load_weights
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.execution import tp_model
 from tiny_llm.engine.execution.paged_model import PagedModel
-from tiny_llm.kv_storage.disk.store import HEADER_BYTES
+from tiny_llm.kv_storage.page_store import HEADER_BYTES
 from tiny_llm.models.checkpoint.layout import read_model_config
 from tiny_llm.models.checkpoint.sharding import RankShard
 from tiny_llm.models.families.registry import read_config

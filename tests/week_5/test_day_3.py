@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import assert_equal
-from tiny_llm.cli.batching.open_loop import (
+from tiny_llm.cli.open_loop import (
     SLO,
     RequestTimes,
     Workload,

@@ -11,8 +11,8 @@ import pytest
 from tests.engine.disk_cache.support import engine, generate_one
 from tests.support import assert_equal
 from tiny_llm.engine.execution.disk_tier import page_key, stored_keys
-from tiny_llm.kv_storage.disk import store as store_module
-from tiny_llm.kv_storage.disk.store import (
+from tiny_llm.kv_storage import page_store as store_module
+from tiny_llm.kv_storage.page_store import (
     HEADER_BYTES,
     KEY_BYTES,
     MAGIC,

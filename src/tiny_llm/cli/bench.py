@@ -21,8 +21,9 @@ from rich.table import Table
 from .. import kernels
 from ..errors import UserError
 from ..sampler import make_sampler
+from .backends.batch_runs import BatchRun, open_batch_run, peak_memory
 from .backends.local import Checkpoint, open_checkpoint, open_llm
-from .batching.open_loop import (
+from .open_loop import (
     SLO,
     LengthRange,
     TimestampTokenizer,
@@ -35,7 +36,6 @@ from .batching.open_loop import (
     summarize,
     synthetic_workload,
 )
-from .batching.runs import BatchRun, open_batch_run, peak_memory
 from .parsing.arguments import (
     ENGINE,
     add_batch_arguments,

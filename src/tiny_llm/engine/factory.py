@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import mlx.core as mx
 
 from ..errors import UserError, short_repr
-from ..kv_storage.disk.store import HEADER_BYTES, PageStore
+from ..kv_storage.page_store import HEADER_BYTES, PageStore
 from ..models import check_has_mtp, load_weights, mtp_model, serving_model
 from ..models.checkpoint.safe_io import model_errors
 from ..models.families.decoder import Decoder

@@ -4,7 +4,7 @@ No other module imports the extension. Week 1 does not need it. Each operation's
 dtypes, errors) is in its C++ header and shown by e.g. `help(tiny_llm_ext.rms_norm)`. Operations
 raise ValueError if the contract is violated and UserError if the extension is not built.
 
-Reading order: prepack, mxfp4, graph_capture, roofline.
+Reading order: prepack, graph_capture, roofline.
 """
 
 import functools

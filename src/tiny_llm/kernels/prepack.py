@@ -1,4 +1,4 @@
-"""Weight prepacking: interleaves quantized rows for the CPU kernels.
+"""Weight prepacking: quantized weights in the layouts of the CPU kernels.
 
 The CPU's vector kernels multiply one 32-bit element (eight 4-bit weights) from each of many rows at
 once: 16 rows on AVX2, 64 on AVX-512. In MLX's row-major layout, those elements are a row apart.
@@ -10,6 +10,11 @@ together. Matrices of X experts have a leading axis X.
 Weights are *symmetric* if every bias is −2^(bits − 1) · scale, as in GGUF's Q4_0, Q6_K and Q8_0.
 The kernels compute these biases, so interleaved ones are empty: (O/R)×0×R. With 4 bits in groups of
 32, that saves a tenth of the memory.
+
+MXFP4 weights have 4 bits (E2M1: a sign, two exponent bits and one mantissa bit: ±0, 0.5, 1, 1.5, 2,
+3, 4 or 6) and a scale per group of 32. MLX checkpoints store scales as E8M0: an 8-bit e for
+2^(e − 127). The kernels read them as bfloat16, whose exponent has the same 8 bits. Source: Open
+Compute Project, "OCP Microscaling Formats (MX) Specification", version 1.0 (2023).
 
 `load_weights` prepacks while reading. `prepack_model` prepacks models loaded by other means, when a
 Week 2, Week 3 or engine model is built from them.
@@ -27,10 +32,15 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from . import extension, map_file, prepack_rows, supports_quantization
-from .mxfp4 import E2M1, bfloat16_to_e8m0
 
 CACHE_LINE_BYTES = 64
 QUANTIZED_ARRAYS = ("weight", "scales", "biases")
+E2M1 = "e2m1"  # quantization mode of MXFP4 layers with bfloat16 instead of E8M0 scales
+# bfloat16 has seven mantissa bits below its exponent. Exponent 0 is subnormal, 2⁻¹²⁶ · 0.mantissa,
+# so 2⁻¹²⁷ needs a nonzero mantissa. Exponent 255 with a nonzero mantissa is NaN, like E8M0's 255.
+MANTISSA_BITS = 7
+TWO_TO_MINUS_127 = 0x0040
+BFLOAT16_NAN = 0x7FC0
 
 T = TypeVar("T")
 # Keyed by `id(array)`. The weak reference detects that the array was deleted and its id reused.
@@ -264,3 +274,16 @@ def _aligned_nbytes(array: mx.array) -> int:
 def _any_thread_stream() -> mx.Stream:
     """Returns a stream for any thread; MLX's other streams belong to one thread."""
     return mx.new_thread_unsafe_stream(mx.cpu)
+
+
+def e8m0_to_bfloat16(exponents: mx.array) -> mx.array:
+    """Converts E8M0 scales to bfloat16: uint8 e -> 2^(e − 127)."""
+    bits = exponents.astype(mx.uint16) << MANTISSA_BITS
+    bits = mx.where(exponents == 0, mx.array(TWO_TO_MINUS_127, mx.uint16), bits)
+    bits = mx.where(exponents == 255, mx.array(BFLOAT16_NAN, mx.uint16), bits)
+    return bits.view(mx.bfloat16)
+
+
+def bfloat16_to_e8m0(scales: mx.array) -> mx.array:
+    """Converts scales from `e8m0_to_bfloat16` back to E8M0: bfloat16 -> uint8."""
+    return (scales.view(mx.uint16) >> MANTISSA_BITS).astype(mx.uint8)

@@ -3,7 +3,7 @@
 Holds the memory; `engine/scheduling` decides which request owns a page, and when pages are evicted.
 This package must not depend on models, requests or text. The course's caches are in `kv_cache`.
 
-Reading order: step_plan, layer_cache, paged_storage, int8_rows, disk.
+Reading order: step_plan, layer_cache, paged_storage, int8_rows, page_store, io_thread.
 """
 
 from .paged_storage import KvLayout, LayerKv, PagedStorage, StateShape, StateStorage

@@ -251,7 +251,7 @@ def serving_model(
         ModelError: the family or a config field is unknown, sizes are invalid, or a hybrid or
             vision model was not loaded by `load_weights`.
     """
-    config = _config(name, mlx_model)
+    config = _build(name, config_of, mlx_model.args)
     is_nested = config.delta_net is not None or not hasattr(mlx_model, "model")  # also Qwen3-VL
     if is_nested and not isinstance(mlx_model, CheckpointModel):
         raise ModelError(
@@ -276,7 +276,7 @@ def mtp_model(name: str, mlx_model: Any, **options: Any) -> MtpDecoder:
 
 
 def check_has_mtp(name: str, mlx_model: Any) -> None:
-    if not _config(name, mlx_model).has_mtp:
+    if not _build(name, config_of, mlx_model.args).has_mtp:
         raise ModelError(
             f"'{name}' was loaded without its multi-token prediction layer; pass its name or "
             "folder, or load it with `load_weights(…, mtp=True)`."
@@ -286,8 +286,3 @@ def check_has_mtp(name: str, mlx_model: Any) -> None:
 def _build(name: str, model: Any, *args: Any, **options: Any) -> Any:
     with model_errors(f"'{name}' cannot be built"):
         return model(*args, **options)
-
-
-def _config(name: str, mlx_model: Any) -> DecoderConfig:
-    with model_errors(f"'{name}' cannot be built"):
-        return config_of(mlx_model.args)

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from .checkpoint.safe_io import ModelError, model_errors, read_json, resolve_fil
 from .checkpoint.sharding import BY_COLUMN, RankShard
 from .checkpoint.tensor_shapes import matrix_shapes
 from .families.config import DecoderConfig
-from .families.config_fields import MAX_NUMBER
+from .families.config_fields import MAX_NUMBER, invalid_field
 from .families.decoder import Decoder
 from .families.experts import SparseMoE
 from .families.gated_delta_net import GatedDeltaNet
@@ -59,6 +60,8 @@ PEFT_UNSUPPORTED = (
 )
 # Values of `init_lora_weights`, or their prefixes, that also change the base model's weights.
 CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+_invalid = partial(invalid_field, where=CONFIG_FILE)
 
 
 @dataclass(frozen=True)
@@ -159,10 +162,6 @@ def _number(fields: Mapping[str, Any], name: str) -> float:
     if value is None or not is_number or not abs(value) < MAX_NUMBER:
         raise _invalid(name, value, "a number")
     return float(value)
-
-
-def _invalid(name: str, value: Any, expected: str) -> ValueError:
-    return ValueError(f"{CONFIG_FILE} has {name} {short_repr(value)}, expected {expected}")
 
 
 UNSUPPORTED_PARTS = {"model.embed_tokens": "the embedding", "lm_head": "the LM head"}
@@ -330,9 +329,7 @@ def _shard(layer: str, full: LoraMatrices, rank_shard: RankShard) -> LoraMatrice
 
 
 def attach_adapters(
-    decoder: Decoder,
-    paths: Sequence[str | os.PathLike[str]],
-    rank_shard: RankShard | None = None,
+    decoder: Decoder, paths: Sequence[str | os.PathLike[str]], rank_shard: RankShard | None = None
 ) -> None:
     """Reads and attaches adapters; an adapter's id is its index in `paths`.
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from .. import kernels
 from ..basics import linear
-from ..kernels.mxfp4 import E2M1
+from ..kernels.prepack import E2M1
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class QuantizedWeights:
 
     Attributes:
         scales: O×(I/group_size).
-        biases: O×(I/group_size); None for MXFP4 (see `tiny_llm.kernels.mxfp4`).
+        biases: O×(I/group_size); None for MXFP4 (see `tiny_llm.kernels.prepack`).
         group_size: number of consecutive weights in a row that share a scale and a bias.
         bits: bits per stored integer.
         weight: O×(I·bits/32), uint32. `weight`, `scales` and `biases` may be prepacked (see

@@ -4,5 +4,5 @@ One process: the event loop in the main thread, each model's engine in a separat
 package drives engines through `LLM` and must not know how they compute tokens.
 
 Reading order: process, app, settings, http, openai, anthropic, protocol, models, engine_client,
-ops, replicas.
+operations, replicas.
 """

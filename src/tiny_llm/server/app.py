@@ -12,15 +12,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from . import operations
 from .anthropic import messages
 from .http.errors import INTERNAL_ERROR, ApiError
 from .http.middleware import AccessLogMiddleware, AccessMiddleware, BodyMiddleware
 from .http.validation import validation_error
 from .models.model_registry import LeaseMiddleware, ModelRegistry
 from .models.requests import max_body_bytes
-from .openai import chat, completions, embeddings, responses
+from .openai import chat, completions, embeddings, responses, tokenization
 from .openai.response_store import ResponseStore
-from .ops import engine_view, service
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -46,16 +46,16 @@ def _build_fastapi(registry: ModelRegistry) -> FastAPI:
         title="tiny-llm",
         version=version("tiny-llm"),
         description="OpenAI- and Anthropic-compatible API of the tiny-llm engine.",
-        # `engine_view` serves /docs instead, because FastAPI's pages load scripts from a CDN.
+        # `operations` serves /docs instead, because FastAPI's pages load scripts from a CDN.
         docs_url=None,
         redoc_url=None,
     )
     app.state.registry = registry
     app.state.response_store = ResponseStore(registry.settings.response_store)
-    openai = (chat, completions, responses, embeddings)
-    for module in (service, *openai, messages, engine_view):
+    openai = (chat, completions, responses, embeddings, tokenization)
+    for module in (operations, *openai, messages):
         app.include_router(module.router)
-    app.router.routes.append(engine_view.static_files)
+    app.router.routes.append(operations.static_files)
     app.add_exception_handler(ApiError, _handle_api_error)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
     app.add_exception_handler(HTTPException, _handle_http_error)

@@ -30,7 +30,7 @@ from .http.errors import ApiError
 from .http.uvicorn_protocol import HttpProtocol, on_loop_error
 from .models.model_registry import ModelRegistry
 from .models.served_model import PHASE_MESSAGES, Phase, ServedModel
-from .ops.engine_view import report_events
+from .operations import report_events
 from .settings import ModelSpec, Settings
 
 log = logging.getLogger("tiny_llm.server")

@@ -15,8 +15,8 @@ import pytest
 
 from tests.engine.disk_cache import crash_worker
 from tests.engine.disk_cache.support import page_files
-from tiny_llm.kv_storage.disk import store as store_module
-from tiny_llm.kv_storage.disk.store import HEADER_BYTES, PageStore, last_used_ns
+from tiny_llm.kv_storage import page_store as store_module
+from tiny_llm.kv_storage.page_store import HEADER_BYTES, PageStore, last_used_ns
 
 ROOT = Path(__file__).resolve().parents[3]
 PAYLOAD_BYTES = 20_000

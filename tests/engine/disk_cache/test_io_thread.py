@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from tests.engine.disk_cache.support import wait_until
-from tiny_llm.kv_storage.disk import io_thread
-from tiny_llm.kv_storage.disk.io_thread import IOThread
-from tiny_llm.kv_storage.disk.store import PageStore
+from tiny_llm.kv_storage import io_thread
+from tiny_llm.kv_storage.io_thread import IOThread
+from tiny_llm.kv_storage.page_store import PageStore
 
 KEY = bytes(20)
 

@@ -20,7 +20,8 @@ from tests.engine.disk_cache.support import (
 )
 from tests.engine.support import finish
 from tiny_llm import LLM, UserError
-from tiny_llm.kv_storage.disk import io_thread, store
+from tiny_llm.kv_storage import io_thread
+from tiny_llm.kv_storage import page_store as store
 
 LOGGER = "tiny_llm.engine"
 

@@ -19,7 +19,7 @@ from tests.engine.support import MORE_CASES, PARAGRAPH, assert_same_outputs, cha
 from tests.engine.test_sliding_window import WINDOW, WINDOW_CASES, random_model
 from tests.support import object_schema
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, load
-from tiny_llm.kv_storage.disk.store import PageStore
+from tiny_llm.kv_storage.page_store import PageStore
 from tiny_llm.models import load_weights
 
 CONFIGURATIONS = {

@@ -13,7 +13,7 @@ from tests.engine.disk_cache.support import engine, generate_one, page_files, wa
 from tests.engine.hybrid import write_hybrid
 from tiny_llm import LLM
 from tiny_llm.engine.execution.disk_tier import fingerprint
-from tiny_llm.kv_storage.disk.store import (
+from tiny_llm.kv_storage.page_store import (
     HEADER_BYTES,
     ORPHAN_SECONDS,
     PageStore,

@@ -7,7 +7,7 @@ import pytest
 from tests.engine.support import assert_distributed_as, chat
 from tests.support import tiny_model
 from tiny_llm import LLM, SamplingParams
-from tiny_llm.cli.batching.open_loop import TimestampTokenizer
+from tiny_llm.cli.open_loop import TimestampTokenizer
 from tiny_llm.demo import BATCH_PROMPTS
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
 from tiny_llm.engine.execution.sampler import SamplingRow, TokenCounts, process_logits

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tiny_llm.engine.structured_output.sandbox.process import SandboxedProcess
+from tiny_llm.engine.structured_output.sandboxed_process import SandboxedProcess
 
 HANDLER = """
 def make_handler(suffix):

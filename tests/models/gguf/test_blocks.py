@@ -7,7 +7,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from tests.support import as_numpy
-from tiny_llm.kernels.mxfp4 import bfloat16_to_e8m0
+from tiny_llm.kernels.prepack import bfloat16_to_e8m0
 from tiny_llm.models.gguf import blocks
 from tiny_llm.models.gguf.blocks import LookupTable
 from tiny_llm.models.gguf.reader import TYPES, GGUFTensor

@@ -7,10 +7,10 @@ import httpx2
 import pytest
 
 from tests.server.running_server import RunningServer
-from tiny_llm.server.ops import engine_view
+from tiny_llm.server import operations
 
-FILES = sorted((engine_view.WEB_ROOT / "page").rglob("*.*"))
-PROJECT_FILES = [file for file in engine_view.WEB_ROOT.rglob("*.*") if "vendor" not in file.parts]
+FILES = sorted((operations.WEB_ROOT / "page").rglob("*.*"))
+PROJECT_FILES = [file for file in operations.WEB_ROOT.rglob("*.*") if "vendor" not in file.parts]
 
 
 def test_page_and_its_imports_are_served_with_csp(server):
@@ -22,14 +22,14 @@ def test_page_and_its_imports_are_served_with_csp(server):
         seen.add(path)
         response = server.get(path)
         assert response.status_code == 200, path
-        assert response.headers["content-security-policy"] == engine_view.CONTENT_SECURITY_POLICY
+        assert response.headers["content-security-policy"] == operations.CONTENT_SECURITY_POLICY
         folder = path.rpartition("/")[0]
         is_page = path in ("/", "/docs")
         for name in re.findall(r'(?:src|href)="(page/[^"]+)"', response.text) * is_page:
             pending.append(f"/{name}")
         for name in re.findall(r'^import .*from "\./([^"]+)";$', response.text, re.M):
             pending.append(f"{folder}/{name}")
-    served = {f"/page/{file.relative_to(engine_view.WEB_ROOT / 'page')}" for file in FILES}
+    served = {f"/page/{file.relative_to(operations.WEB_ROOT / 'page')}" for file in FILES}
     assert seen - {"/", "/docs"} <= served
     unused = {name for name in served - seen if "LICENSE" not in name and "README" not in name}
     assert not unused

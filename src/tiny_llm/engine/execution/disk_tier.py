@@ -11,8 +11,8 @@ tokens before them. Its key therefore hashes its tokens and the preceding page's
 fingerprint of models and program starts the chain. Pages with equal keys have identical bits, in
 every process, so the cache does not affect output tokens.
 
-Unreadable pages are recomputed. File I/O is in `kv_storage/disk`. With tensor parallelism, only
-rank 0 accesses the disk: a stored page is the concatenation of all ranks' shards.
+Unreadable pages are recomputed. `kv_storage/io_thread.py` reads and writes the files. With tensor
+parallelism, only rank 0 accesses the disk: a stored page is all ranks' shards, concatenated.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ import mlx.core as mx
 
 from ... import kernels
 from ...errors import UserError
-from ...kv_storage.disk.io_thread import IOThread, PageLoad
-from ...kv_storage.disk.store import KEY_BYTES, PageStore, last_used_ns
+from ...kv_storage.io_thread import IOThread, PageLoad
+from ...kv_storage.page_store import KEY_BYTES, PageStore, last_used_ns
 from ...models.families.decoder import Decoder
 from ..scheduling.kv_cache_groups import longest_hit
 from ..scheduling.prefix_cache import PrefixNode

@@ -71,7 +71,7 @@ class TokenCounts:
         in_prompt = bytearray(vocab_size)
         for token in prompt_token_ids:
             in_prompt[token] = 1
-        self._prompt_mask = _from_buffer(in_prompt).astype(mx.bool_)  # by token id
+        self._prompt_mask = mx.array(in_prompt).astype(mx.bool_)  # type: ignore[arg-type]  # by token id
 
     def after(
         self, token_ids: Sequence[int], draft_tokens: Sequence[int]
@@ -88,7 +88,7 @@ class TokenCounts:
         self._num_counted = len(token_ids)
         for token in draft_tokens:
             self._output_counts[token] += 1
-        counts = _from_buffer(self._output_counts)
+        counts = mx.array(self._output_counts)  # type: ignore[arg-type]
         for token in draft_tokens:
             self._output_counts[token] -= 1
         return counts, self._prompt_mask | (counts > 0)
@@ -195,11 +195,6 @@ def _replace_rows(x: mx.array, indices: Sequence[int], rows: mx.array) -> mx.arr
     x = mx.array(x)  # a copy: the argument is not modified
     x[mx.array(list(indices))] = rows
     return x
-
-
-def _from_buffer(values: Any) -> mx.array:
-    """Copies a buffer, an argument type that MLX's type stubs omit."""
-    return mx.array(values)
 
 
 def sample_tokens(

@@ -24,9 +24,7 @@ from .request import EngineRequest
 
 
 def longest_hit(
-    missing: Iterable[Iterable[int]],
-    num_before_window: Callable[[int, int], int],
-    first: int = 0,
+    missing: Iterable[Iterable[int]], num_before_window: Callable[[int, int], int], first: int = 0
 ) -> int:
     """Returns the length in blocks of the longest prefix with all pages in its final windows.
 

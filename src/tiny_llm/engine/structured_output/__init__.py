@@ -2,5 +2,6 @@
 
 This package must not depend on model execution.
 
-Reading order: grammar, relaxation, sandbox, compiler, bitmask, thinking_budget.
+Reading order: sandboxed_process, sandbox_handlers, grammar, relaxation, compiler, bitmask,
+thinking_budget.
 """

@@ -3,7 +3,7 @@
 `llguidance` is imported on first use. Compiling a typical schema takes well below a millisecond.
 Hostile grammars are rejected with an error: this module limits their length, the library limits
 nesting depth, states and steps, and a trial compilation in a separate process, which can be killed,
-limits the compile time (`sandbox/compile_handler.py`).
+limits the compile time (`sandbox_handlers.py`).
 
 Where a grammar forces text, llguidance allows only the first token of that text's encoding. The
 encoding must not contain added tokens such as `<think>`, because grammars distinguish them from
@@ -17,7 +17,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -29,7 +28,7 @@ from ..inputs.sampling_params import NESTED_TOO_DEEPLY, StructuredOutputs, ToolC
 from ..tool_calls.registry import AUTO, find_format
 from .grammar import GRAMMAR_FAILED, ThinkingState, build_grammar, grammar_error
 from .relaxation import relax, strict_schemas
-from .sandbox.process import SandboxedProcess
+from .sandboxed_process import HANDLERS, SandboxedProcess
 
 
 class GrammarTokenizer:
@@ -89,7 +88,6 @@ MAX_GRAMMAR_CHARS = 2**16
 MAX_TOOL_GRAMMAR_CHARS = 2**18
 MAX_CACHED_GRAMMARS = 128
 COMPILE_TIMEOUT_SECONDS = 2.0
-COMPILE_HANDLER = Path(__file__).parent / "sandbox" / "compile_handler.py"
 # Memory limit of the trial process, with room for a tokenizer of 150,000 tokens.
 MAX_MEMORY_BYTES = 2**31
 # A quarter of the library's defaults, which assume an otherwise idle machine, except for the lexer:
@@ -263,8 +261,8 @@ class GrammarCompiler:
             json.dump({**settings, "limits": PARSER_LIMITS}, self._settings)
             self._settings.flush()
             self._process = SandboxedProcess(
-                COMPILE_HANDLER,
-                [self._settings.name],
+                HANDLERS,
+                ["compile", self._settings.name],
                 COMPILE_TIMEOUT_SECONDS,
                 2**20,
                 MAX_MEMORY_BYTES,

@@ -10,19 +10,17 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, short_repr
 from ..inputs.sampling_params import StructuredOutputs, ToolCalls, schema_to_json
 from .grammar import grammar_error
-from .sandbox.process import SandboxedProcess
+from .sandboxed_process import HANDLERS, SandboxedProcess
 
 # Returns the grammar library's error for a schema, or "" if the schema is valid.
 FindError = Callable[[Any], str]
 SchemaVisitor = Callable[[str, Any], Any]
 
-VALIDATOR = Path(__file__).parent / "sandbox" / "validator_handler.py"
 VALIDATION_SECONDS = 2.0  # time limit per validation
 MAX_MEMORY_BYTES = 2**30  # of the validating process
 MAX_SECONDS = 5.0  # time limit for all schema checks of one constraint
@@ -256,7 +254,9 @@ class OutputValidator:
     """
 
     def __init__(self) -> None:
-        self._process = SandboxedProcess(VALIDATOR, [], VALIDATION_SECONDS, 2**16, MAX_MEMORY_BYTES)
+        self._process = SandboxedProcess(
+            HANDLERS, ["validate"], VALIDATION_SECONDS, 2**16, MAX_MEMORY_BYTES
+        )
 
     def find_violations(
         self, constraint: StructuredOutputs | ToolCalls, text: str, calls: Sequence[tuple[str, str]]

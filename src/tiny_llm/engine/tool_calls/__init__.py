@@ -2,6 +2,6 @@
 
 Plain Python without MLX. This package must not depend on requests, grammar libraries or protocols.
 
-Reading order: format, tool_schema, json_scanner, json_calls, xml_values, qwen3_coder, gemma4,
-harmony, registry.
+Reading order: format, tool_schema, json_scanner, json_calls, qwen3_coder, gemma4, harmony,
+registry.
 """

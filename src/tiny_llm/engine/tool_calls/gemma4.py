@@ -27,8 +27,14 @@ from .format import (
     tagged_grammar,
     text_until,
 )
-from .tool_schema import accepts_any_name, parameters_of, resolve, to_json
-from .xml_values import TEXT_KEYWORDS, constrained_text
+from .tool_schema import (
+    TEXT_KEYWORDS,
+    accepts_any_name,
+    constrained_text,
+    parameters_of,
+    resolve,
+    to_json,
+)
 
 CALL_START, END, CALL, QUOTE = "<|tool_call>", "<tool_call|>", "call:", '<|"|>'
 RESPONSE = "<|tool_response>"  # generated after the last call, usually as an EOS token

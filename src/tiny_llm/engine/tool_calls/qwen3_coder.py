@@ -10,10 +10,15 @@
 
 A string parameter's value is bare text, without the newlines next to the tags; other values are
 JSON. Missing end tags are tolerated, as in vLLM.
+
+An end tag ends a value only before a tag that may follow it, or at the end of the output, so that
+values may contain end tags. A parameter's tag may follow only if the call does not have that
+parameter yet.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from .format import (
@@ -36,31 +41,35 @@ from .format import (
 )
 from .tool_schema import (
     DEFINITIONS,
+    TEXT_KEYWORDS,
     accepts_any_name,
+    constrained_text,
     parameters_of,
     properties_of,
     required_of,
     resolve,
     string_schema,
+    text_choices,
     to_json,
     value_types,
-)
-from .xml_values import (
-    CALL_END,
-    FUNCTION_END,
-    PARAMETER,
-    TEXT_KEYWORDS,
-    TEXT_TERMINALS,
-    constrained_text,
-    stream_value,
-    text_choices,
-    text_terminal,
 )
 
 START, FUNCTION = "<tool_call>", "<function="
 TEXT_START = f"{START}\n{FUNCTION}"  # of a call, if `START` is not a token
 STRING, NULLABLE_STRING = frozenset({"string"}), frozenset({"string", "null"})
 UNKNOWN: Function = {"parameters": {}}  # a function that is not among the tools
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+FUNCTION_END, CALL_END = "</function>", "</tool_call>"
+# Lark terminals: bare text, the line after it, and ends of a value other than a parameter's tag.
+TEXT_TERMINALS = rf"""ANY: /(?s:.*)/
+NEXT: "\n{PARAMETER_END}\n"
+END_TAG: "{PARAMETER_END}" /\s*/
+END: END_TAG ("{FUNCTION_END}" | "{CALL_END}") | "{FUNCTION_END}" /\s*/ "{CALL_END}"
+"""
+NON_SPACE = re.compile(r"\S")
+
+# (tag, tags that may follow it, whether the tag is consumed with the value)
+EndTag = tuple[str, tuple[str, ...], bool]
 
 
 class Qwen3CoderFormat(ToolCallFormat):
@@ -128,7 +137,7 @@ def _parse_parameters(source: TextSource, function: Function) -> Events:
         keys.add(key)
         types = value_types(schemas.pop(key, {}), root)
         yield ArgumentsDelta(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-        yield from _parse_value(types, stream_value(source, schemas, any_key))
+        yield from _parse_value(types, _stream_value(source, schemas, any_key))
         separator = ", "
 
 
@@ -181,7 +190,7 @@ class _CallRules:
             self._texts.append(f"{name}_TEXT{sum(is_used)}".upper())
             if (i or not keys) and self._texts[-1] not in self._texts[1:-1]:
                 unused = [terminals[j] for j in range(len(keys)) if not is_used[j]]
-                self.lark.append(text_terminal(self._texts[-1], unused, any_key))
+                self.lark.append(_text_terminal(self._texts[-1], unused, any_key))
         # Choices for parameter i, and last for the end of the call: (tag, rule that follows).
         self._tags = [[(f'{tag} "\\n"', f"{name}value{i}")] for i, tag in enumerate(terminals)]
         self._tags.append([(literal(f"{FUNCTION_END}\n"), "")])
@@ -244,3 +253,95 @@ def _with_definitions(schema: Any, root: Any) -> Any:
     if not (isinstance(schema, Mapping) and isinstance(root, Mapping)):
         return schema
     return {**{key: root[key] for key in DEFINITIONS if key in root}, **schema}
+
+
+def _stream_value(
+    source: TextSource, next_keys: Collection[str], any_key: bool = False
+) -> Generator[str | None, None, None]:
+    """Reads a value and its end tag; yields new text, and None to wait for more.
+
+    Args:
+        source: text after `<parameter=key>`.
+        next_keys: parameters that may follow. On a new line, their tag ends the value without
+            `</parameter>`.
+        any_key: whether other parameters may follow, too.
+    """
+    next_tags = tuple(f"{PARAMETER}{key}>" for key in next_keys)
+    followers = ((PARAMETER,) if any_key else next_tags) + (FUNCTION_END, CALL_END)
+    end_tags: list[EndTag] = [
+        (PARAMETER_END, followers, True),
+        (FUNCTION_END, (CALL_END,), False),  # ends a value whose </parameter> is missing
+        (CALL_END, (), False),  # ends a value only at the end of the output
+    ]
+    line_tags = [*end_tags, *((tag, ("",), False) for tag in next_tags)]
+    while not source.buffer and not source.has_ended:
+        yield None
+    source.take(source.buffer.startswith("\n"))
+    while True:
+        is_complete = source.has_ended and not source.is_truncated
+        length, end = _find_end(source.buffer, end_tags, line_tags, is_complete)
+        if length:
+            yield source.take(length)
+        if end is not None:
+            source.take(end)
+            return
+        if source.has_ended:
+            if source.is_truncated:
+                raise MalformedCallError
+            source.take(len(source.buffer))  # a final newline
+            return
+        yield None
+
+
+def _find_end(
+    text: str, end_tags: Sequence[EndTag], line_tags: Sequence[EndTag], has_ended: bool
+) -> tuple[int, int | None]:
+    """Returns (length of text certainly in the value, length of its end or None).
+
+    `line_tags` are the end tags at the start of a line.
+    """
+    for match in re.finditer("\n?<", text):
+        start, has_newline = match.end() - 1, len(match[0]) == 2
+        is_undecided = False
+        for end_tag, followers, is_read in line_tags if has_newline else end_tags:
+            is_end = _is_end(text, start, end_tag, followers, has_ended)
+            if is_end:
+                return match.start(), has_newline + len(end_tag) * is_read
+            is_undecided |= is_end is None
+        if is_undecided:
+            return match.start(), None
+    return len(text) - text.endswith("\n"), None
+
+
+def _is_end(
+    text: str, start: int, tag: str, followers: tuple[str, ...], has_ended: bool
+) -> bool | None:
+    """Whether an end tag is at `start`; None if that depends on later text."""
+    actual = text[start : start + len(tag)]
+    if actual != tag:
+        is_prefix = start + len(actual) == len(text) and tag.startswith(actual)
+        return None if is_prefix and not has_ended else False
+    after = NON_SPACE.search(text, start + len(tag))
+    if after is None:
+        return has_ended or None
+    longest = max(map(len, followers), default=0)
+    follower = text[after.start() : after.start() + longest]
+    if any(follower.startswith(each) for each in followers):
+        return True
+    return (has_ended or None) if any(each.startswith(follower) for each in followers) else False
+
+
+def _text_terminal(name: str, next_tags: Sequence[str], any_key: bool) -> str:
+    """Returns a Lark terminal for bare text that `_stream_value` does not end.
+
+    Args:
+        next_tags: terminals for the tags of the parameters that may follow.
+        any_key: whether other parameters may follow, too.
+    """
+    tags = f"({' | '.join(next_tags)})"
+    ends = ["END"]
+    if any_key:
+        ends.append(f"END_TAG {literal(PARAMETER)}")
+    if next_tags:
+        ends.append(f'"\\n" {tags}' if any_key else f'("\\n" | END_TAG) {tags}')
+    return f"{name}: ANY & ~(ANY ({' | '.join(ends)}) ANY)\n"

@@ -1,8 +1,11 @@
-"""Tool parameters and the JSON types of their values."""
+"""Tool parameters: JSON types of values, and grammars of bare text."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from .format import literal
 
 # A tool without `parameters` takes no arguments, as in OpenAI's API.
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -15,6 +18,12 @@ LITERALS = {
     "none": ("null", "null"),
     "null": ("null", "null"),
 }
+
+MAX_TEXT_LENGTH = 1000  # larger length bounds on bare text are not enforced
+TEXT_KEYWORDS = frozenset({"const", "enum", "pattern", "minLength", "maxLength"})
+# Anchors, look-around, word boundaries and backreferences, which the grammar library does not
+# support in a pattern; also matches named groups.
+UNSUPPORTED_REGEX = re.compile(r"\(\?[=!<]|\\[1-9bB]|(?<![\[\\])\^|(?<!\\)\$")
 
 
 def parameters_of(function: Mapping[str, Any]) -> Any:
@@ -58,13 +67,9 @@ def resolve(schema: Any, root: Any) -> Any:
     return {}
 
 
-def value_types(schema: Any, root: Any) -> frozenset[str]:
+def value_types(schema: Any, root: Any, seen: set[int] | None = None) -> frozenset[str]:
     """Returns the JSON types that a schema allows; empty if unconstrained."""
-    return _value_types(schema, root, set())
-
-
-def _value_types(schema: Any, root: Any, seen: set[int]) -> frozenset[str]:
-    schema = resolve(schema, root)
+    schema, seen = resolve(schema, root), set() if seen is None else seen
     if not isinstance(schema, Mapping) or id(schema) in seen:
         return frozenset()
     seen.add(id(schema))  # visit each subschema once: a hostile schema references itself many times
@@ -78,7 +83,7 @@ def _value_types(schema: Any, root: Any, seen: set[int]) -> frozenset[str]:
     for keyword in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(keyword)
         if isinstance(parts, list):
-            types = [_value_types(part, root, seen) for part in parts]
+            types = [value_types(part, root, seen) for part in parts]
             is_restricted = all(types) if keyword != "allOf" else any(types)
             return frozenset().union(*types) if is_restricted else frozenset()
     return frozenset()
@@ -137,3 +142,49 @@ def to_json(text: str, types: frozenset[str]) -> str:
 
 def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def constrained_text(schema: Mapping[str, Any], is_nullable: bool) -> str:
+    """Returns a Lark expression for a string parameter's bare text.
+
+    It excludes no end tags: the grammar library cannot exclude any from text of limited length.
+
+    Args:
+        schema: JSON schema of the string. `TEXT_KEYWORDS` are enforced, except for large length
+            bounds and patterns that the grammar library does not support.
+    """
+    text = " & ".join([_any_text(schema), *_pattern(schema)])
+    return f"({text})" + (' | "null"' if is_nullable else "")
+
+
+def text_choices(schema: Mapping[str, Any], is_nullable: bool) -> str | None:
+    """Returns a Lark expression for the texts of `enum` or `const`; None without them."""
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(choices, list):
+        return None
+    texts = [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]
+    return " | ".join([*map(literal, texts), *(['"null"'] if is_nullable else [])])
+
+
+def _any_text(schema: Mapping[str, Any]) -> str:
+    bounds = [schema.get(keyword) for keyword in ("minLength", "maxLength")]
+    low, high = (
+        bound if type(bound) is int and 0 <= bound <= MAX_TEXT_LENGTH else None for bound in bounds
+    )
+    if low is None and high is None:
+        return "/(?s:.*)/"
+    return f"/(?s:.{{{low or 0},{'' if high is None else high}}})/"
+
+
+def _pattern(schema: Mapping[str, Any]) -> list[str]:
+    """Converts `pattern` to Lark, unanchored by default; [] if unsupported."""
+    pattern = schema.get("pattern")
+    if not isinstance(pattern, str):
+        return []
+    body = pattern.removeprefix("^").removesuffix("$")
+    if UNSUPPORTED_REGEX.search(body) or body.endswith("\\"):
+        return []
+    before = "" if pattern.startswith("^") else "(?s:.*)"
+    after = "" if pattern.endswith("$") else "(?s:.*)"
+    escaped = re.sub(r"(?<!\\)/", r"\/", body).replace("\n", "\\n")
+    return [f"/{before}(?:{escaped}){after}/"]

@@ -10,8 +10,8 @@ which every weight keeps its exact value:
 
     affine 2, 3 bits   affine 4 bits: the same integers, scales and biases
     affine 5, 6 bits   affine 8 bits: the same integers, scales and biases
-    mxfp4              the same codes, with bfloat16 scales (`kernels/mxfp4.py`), if the activations
-                       are bfloat16
+    mxfp4              the same codes, with bfloat16 scales (`kernels/prepack.py`), if the
+                       activations are bfloat16
     mxfp8, nvfp4,      unquantized in the dtype of the activations, which represents weight · scale
     other mxfp4        exactly
 
@@ -30,8 +30,7 @@ from mlx.utils import tree_unflatten
 
 from ... import kernels
 from ...errors import summarize
-from ...kernels.mxfp4 import E2M1, e8m0_to_bfloat16
-from ...kernels.prepack import WeightLocations, copy_tree, is_lookup_table
+from ...kernels.prepack import E2M1, WeightLocations, copy_tree, e8m0_to_bfloat16, is_lookup_table
 from ...quantize import dequantize_linear
 from ..families.config import DecoderConfig
 from ..families.linear import activation_dtype

@@ -15,11 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from ... import kernels
-from ...attention import (
-    gather_pages,
-    paged_attention_varlen_reference,
-    sliding_window_mask,
-)
+from ...attention import gather_pages, paged_attention_varlen_reference, sliding_window_mask
 from ...attention.paged import PagedKvMetadata
 from ...kv_storage.int8_rows import SCALE_BYTES, read_int8_pages, write_int8_rows
 from ...kv_storage.layer_cache import LayerCacheView

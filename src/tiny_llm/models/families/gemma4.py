@@ -16,13 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from ... import kernels
-from .config import (
-    MAX_EXPERTS,
-    MAX_HEAD_DIM,
-    DecoderConfig,
-    MoEConfig,
-    PerLayerInputConfig,
-)
+from .config import MAX_EXPERTS, MAX_HEAD_DIM, DecoderConfig, MoEConfig, PerLayerInputConfig
 from .config_fields import (
     Fields,
     boolean,

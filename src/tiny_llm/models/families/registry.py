@@ -132,9 +132,7 @@ MINISTRAL3 = replace(
     defaults={"head_dim": 128, "num_key_value_heads": 8, "sliding_window": None},
 )
 PHI3 = Family(
-    window="always",
-    supported_fields=("partial_rotary_factor",),
-    defaults={"sliding_window": None},
+    window="always", supported_fields=("partial_rotary_factor",), defaults={"sliding_window": None}
 )
 
 GPT_OSS = Family(

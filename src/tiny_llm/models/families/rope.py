@@ -21,13 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...positional_encoding import RoPE
-from .config_fields import (
-    Fields,
-    boolean,
-    invalid_field,
-    positive_float,
-    positive_int,
-)
+from .config_fields import Fields, boolean, invalid_field, positive_float, positive_int
 
 PROPORTIONAL = "proportional"
 ROPE_TYPES = ("default", "mrope", "linear", "llama3", "yarn", PROPORTIONAL)

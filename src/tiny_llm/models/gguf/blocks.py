@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 
 from ... import kernels
-from ...kernels.mxfp4 import e8m0_to_bfloat16
+from ...kernels.prepack import e8m0_to_bfloat16
 from ..checkpoint.tensor_shapes import Quantization, Shape
 from ..checkpoint.weights import TreeNode
 from .reader import BlockType, GGUFTensor

@@ -18,7 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels.mxfp4 import E2M1
+from ...kernels.prepack import E2M1
 from ..checkpoint.sharding import RankShard
 from ..checkpoint.weights import CheckpointModel, build_model_tree, check_tensors
 from ..families.config import DecoderConfig
@@ -30,10 +30,7 @@ from .reader import GGUFTensor, open_gguf
 
 
 def read_gguf(
-    path: Path,
-    config: Mapping[str, Any],
-    rank_shard: RankShard | None = None,
-    mtp: bool = False,
+    path: Path, config: Mapping[str, Any], rank_shard: RankShard | None = None, mtp: bool = False
 ) -> CheckpointModel:
     """Reads a GGUF file's weights lazily; `config` is from `gguf_config`.
 

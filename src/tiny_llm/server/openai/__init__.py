@@ -3,5 +3,5 @@
 This package must not depend on Anthropic's API or the engine thread.
 
 Reading order: chat, chat_schema, completions, responses, responses_schema, response_store,
-embeddings.
+embeddings, tokenization.
 """

@@ -18,7 +18,6 @@ from ..http.errors import ERROR_RESPONSES, ApiError, streaming_route
 from ..models.requests import Generation, ParsedOutput, generate, use_model
 from ..protocol.logprobs import ContentLogprobs, prompt_logprobs_field
 from ..protocol.prompts import ChatPrompt, PromptRenderer
-from ..protocol.request_fields import SamplingFields, StreamOptions
 from ..protocol.streaming import (
     KEEP_ALIVE_COMMENT,
     TEXT_PLACEHOLDER,
@@ -26,7 +25,7 @@ from ..protocol.streaming import (
     error_event,
     sse_event,
 )
-from .chat_schema import ChatCompletionRequest
+from .chat_schema import ChatCompletionRequest, SamplingFields, StreamOptions
 
 PATH = "/v1/chat/completions"
 SYSTEM_FINGERPRINT = f"tiny-llm-{version('tiny-llm')}"

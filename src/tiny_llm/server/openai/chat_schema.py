@@ -1,15 +1,19 @@
-"""Request schema of `POST /v1/chat/completions`."""
+"""Request schema of `POST /v1/chat/completions`; OpenAI's sampling fields."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from ...engine.inputs.chat_template import EFFORT_VARIABLE
+from ...engine.inputs.sampling_params import SamplingParams, StructuredOutputs
+from ...engine.structured_output.compiler import MAX_GRAMMAR_CHARS
 from ..http.errors import bad_request
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
+    INT64_MAX,
+    BoundedDict,
     BoundedList,
     CommonFields,
     CommonToolChoice,
@@ -18,10 +22,120 @@ from ..protocol.request_fields import (
     PositiveInt,
     ReasoningEffort,
     RequestModel,
-    SamplingFields,
     ShortList,
+    format_constraint,
+    make_constraint,
+    make_sampling_params,
     replace_media,
 )
+
+GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)]
+
+
+class StructuredOutputsFields(RequestModel):
+    """Constraint on the output, as in vLLM. Exactly one field must be set."""
+
+    json_: Annotated[JsonObject | bool | str | None, Field(alias="json")] = None
+    regex: GrammarText | None = None
+    choice: BoundedList[str] | None = None
+    grammar: GrammarText | None = None
+    json_object: bool | None = None
+
+    def constraint(self) -> StructuredOutputs:
+        fields = self.model_dump(by_alias=True, exclude_none=True)
+        return make_constraint("structured_outputs", **fields)
+
+
+class JsonSchemaFormat(RequestModel):
+    name: str | None = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(RequestModel):
+    """Output format. `schema`, with type `json_object`, is a llama.cpp extension."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
+
+    def constraint(self) -> StructuredOutputs | None:
+        if self.type != "json_schema":
+            return format_constraint("response_format", self.type, self.schema_)
+        given = self.json_schema or JsonSchemaFormat()
+        param = "response_format.json_schema"
+        return format_constraint(param, self.type, given.schema_, bool(given.strict))
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # requires `include_usage`, as in vLLM
+
+
+class SamplingFields(CommonFields):
+    stop_token_ids: BoundedList[Annotated[int, Field(ge=0, le=INT64_MAX)]] | None = None
+    n: Annotated[int, Field(ge=1, le=1024)] | None = None
+    logit_bias: BoundedDict[Annotated[float, Field(ge=-100, le=100)]] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
+    structured_outputs: StructuredOutputsFields | None = None
+    response_format: ResponseFormat | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def response_constraint(self) -> StructuredOutputs | None:
+        return None if self.response_format is None else self.response_format.constraint()
+
+    def sampling_params(
+        self,
+        defaults: Mapping[str, Any],
+        max_tokens: int | None,
+        logprobs: int | None,
+        constraint: OutputConstraint | None = None,
+        prompt_logprobs: int | None = None,
+    ) -> SamplingParams:
+        if self.structured_outputs is not None:
+            if constraint is not None:
+                raise bad_request(
+                    "structured_outputs conflicts with another output constraint; set only one.",
+                    "structured_outputs",
+                )
+            constraint = self.structured_outputs.constraint()
+        return make_sampling_params(
+            defaults,
+            **self.shared_params(max_tokens),
+            structured_outputs=constraint,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            min_tokens=self.min_tokens,
+            stop_token_ids=self.stop_token_ids,
+            n=self.n,
+            logit_bias=_parse_logit_bias(self.logit_bias),
+            include_stop_str_in_output=self.include_stop_str_in_output,
+        )
+
+    def check_fields(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options requires stream: true.", "stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise bad_request(
+                "prompt_logprobs cannot be combined with stream: true; remove one of them.",
+                "prompt_logprobs",
+            )
+
+
+def _parse_logit_bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    for token in given:
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            raise bad_request(
+                f"logit_bias keys must be token ids, got {token[:40]!r}.", "logit_bias"
+            )
+    return {int(token): bias for token, bias in given.items()}
 
 
 class TextPart(RequestModel):

@@ -15,9 +15,10 @@ from ..models.requests import ParsedOutput, use_model
 from ..models.served_model import ServedModel
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
 from ..protocol.prompts import PromptRenderer
-from ..protocol.request_fields import INT64_MAX, PromptIds, SamplingFields, as_prompt_list
+from ..protocol.request_fields import INT64_MAX, PromptIds, as_prompt_list
 from ..protocol.streaming import respond
 from .chat import ChoicesSerializer
+from .chat_schema import SamplingFields
 
 PATH = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default

@@ -1,4 +1,4 @@
-"""Request fields: bounded types, unknown and shared fields, constraints.
+"""Request fields of all protocols: bounds, unknown fields, tool choice.
 
 The bounds on lists and objects are far above real requests and limit validation, which holds the
 GIL, to a few milliseconds. The total number of values in a body is also bounded
@@ -18,7 +18,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticKnownError
 
 from ...engine.inputs.sampling_params import SamplingParams, StructuredOutputs, ToolCalls
-from ...engine.structured_output.compiler import MAX_GRAMMAR_CHARS
 from ..http.errors import bad_request, current_record, user_errors_as_400
 from ..http.unsupported import ERROR_CODES, FIELD_REASONS, MEDIA_TYPES, OFF_VALUES
 
@@ -183,7 +182,6 @@ def _replace_medium(part: Any) -> Any:
     return {"type": "text", "text": f"[{medium} omitted: this model reads text only]"}
 
 
-GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Thinking budgets in tokens by effort level, because the models can only turn thinking on or off.
@@ -222,41 +220,6 @@ OutputConstraint = StructuredOutputs | ToolCalls
 PositiveInt = Annotated[int, Field(ge=1, le=INT64_MAX)]
 
 
-class StructuredOutputsFields(RequestModel):
-    """Constraint on the output, as in vLLM. Exactly one field must be set."""
-
-    json_: Annotated[JsonObject | bool | str | None, Field(alias="json")] = None
-    regex: GrammarText | None = None
-    choice: BoundedList[str] | None = None
-    grammar: GrammarText | None = None
-    json_object: bool | None = None
-
-    def constraint(self) -> StructuredOutputs:
-        fields = self.model_dump(by_alias=True, exclude_none=True)
-        return make_constraint("structured_outputs", **fields)
-
-
-class JsonSchemaFormat(RequestModel):
-    name: str | None = None
-    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
-class ResponseFormat(RequestModel):
-    """Output format. `schema`, with type `json_object`, is a llama.cpp extension."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
-    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
-
-    def constraint(self) -> StructuredOutputs | None:
-        if self.type != "json_schema":
-            return format_constraint("response_format", self.type, self.schema_)
-        given = self.json_schema or JsonSchemaFormat()
-        param = "response_format.json_schema"
-        return format_constraint(param, self.type, given.schema_, bool(given.strict))
-
-
 class CommonFields(RequestBody):
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -283,66 +246,6 @@ class CommonFields(RequestBody):
                 self.thinking_token_budget, self.effort, max_tokens
             ),
         }
-
-
-class StreamOptions(RequestModel):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # requires `include_usage`, as in vLLM
-
-
-class SamplingFields(CommonFields):
-    stop_token_ids: BoundedList[Annotated[int, Field(ge=0, le=INT64_MAX)]] | None = None
-    n: Annotated[int, Field(ge=1, le=1024)] | None = None
-    logit_bias: BoundedDict[Annotated[float, Field(ge=-100, le=100)]] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
-    structured_outputs: StructuredOutputsFields | None = None
-    response_format: ResponseFormat | None = None
-    include_stop_str_in_output: bool | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    add_special_tokens: bool | None = None
-    stream_options: StreamOptions | None = None
-
-    def response_constraint(self) -> StructuredOutputs | None:
-        return None if self.response_format is None else self.response_format.constraint()
-
-    def sampling_params(
-        self,
-        defaults: Mapping[str, Any],
-        max_tokens: int | None,
-        logprobs: int | None,
-        constraint: OutputConstraint | None = None,
-        prompt_logprobs: int | None = None,
-    ) -> SamplingParams:
-        if self.structured_outputs is not None:
-            if constraint is not None:
-                raise bad_request(
-                    "structured_outputs conflicts with another output constraint; set only one.",
-                    "structured_outputs",
-                )
-            constraint = self.structured_outputs.constraint()
-        return make_sampling_params(
-            defaults,
-            **self.shared_params(max_tokens),
-            structured_outputs=constraint,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            min_tokens=self.min_tokens,
-            stop_token_ids=self.stop_token_ids,
-            n=self.n,
-            logit_bias=_parse_logit_bias(self.logit_bias),
-            include_stop_str_in_output=self.include_stop_str_in_output,
-        )
-
-    def check_fields(self) -> None:
-        if self.stream_options is not None and not self.stream:
-            raise bad_request("stream_options requires stream: true.", "stream_options")
-        if self.stream and self.prompt_logprobs is not None:
-            raise bad_request(
-                "prompt_logprobs cannot be combined with stream: true; remove one of them.",
-                "prompt_logprobs",
-            )
 
 
 @dataclass(frozen=True)
@@ -428,17 +331,6 @@ def make_constraint(param: str, **fields: Any) -> StructuredOutputs:
     """Creates a constraint; raises an `ApiError` (400) for `param` if it is not valid."""
     with user_errors_as_400(param):
         return StructuredOutputs(**fields)
-
-
-def _parse_logit_bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
-    if given is None:
-        return None
-    for token in given:
-        if not (token.isascii() and token.isdecimal() and len(token) < 10):
-            raise bad_request(
-                f"logit_bias keys must be token ids, got {token[:40]!r}.", "logit_bias"
-            )
-    return {int(token): bias for token, bias in given.items()}
 
 
 def encode_reasoning(reasoning: str) -> str:

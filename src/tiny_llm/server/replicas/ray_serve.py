@@ -26,8 +26,7 @@ from ...errors import UserError
 from ...models.hub import find_files
 from ..http.middleware import BodyMiddleware
 from ..settings import MIN_BODY_BYTES, Settings
-from .gateway import Gateway, ReplicaLostError, ReplicaRequest
-from .replica import Replica
+from .gateway import Gateway, Replica, ReplicaLostError, ReplicaRequest
 
 # Ray's router. Its public module, ray.serve.llm.request_router, requires vLLM or SGLang to be
 # installed; the class itself does not.

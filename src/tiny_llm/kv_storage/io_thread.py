@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from .store import Buffer, PageStore
+from .page_store import Buffer, PageStore
 
 log = logging.getLogger("tiny_llm.engine")
 

@@ -16,8 +16,8 @@ from ...engine.scheduling.events import SNAPSHOT_INTERVAL, Recorder, snapshot
 from ...engine.scheduling.page_manager import PageCounts
 from ...errors import UserError
 from ...sampler import Sampler
-from ..backends.local import Checkpoint, build_model, open_llm, sampling_params_from_args
 from ..parsing.arguments import ENGINE
+from .local import Checkpoint, build_model, open_llm, sampling_params_from_args
 
 
 @dataclass

@@ -1,22 +1,43 @@
-"""Service endpoints: health, load, version, metrics, models, tokenization."""
+"""Operations endpoints: probes, metrics, served models, web UI."""
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import Field
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
-from ..http.errors import ERROR_RESPONSES, JsonResponse, bad_request
-from ..models.requests import get_model, get_models, use_model
-from ..models.served_model import Phase, ServedModel
-from ..openai.chat_schema import ChatMessage, Tool, check_continuation
-from ..protocol.prompts import PromptRenderer
-from ..protocol.request_fields import BoundedList, JsonObject, RequestBody, ShortList, TokenIds
+from .engine_client.messages import StepReport
+from .http.errors import ERROR_RESPONSES
+from .models.requests import get_model, get_models
+from .models.served_model import Phase, ServedModel
+from .protocol.streaming import KEEP_ALIVE_COMMENT, sse_event, stream_headers
 
 UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {404: ERROR_RESPONSES[404]}
+MAX_QUEUED_REPORTS = 1000  # per subscriber; further reports are dropped
+SNAPSHOT_TIMEOUT = 0.5  # maximum seconds to wait for a new snapshot
+WEB_ROOT = Path(__file__).parent / "web"
+
+# Forbids requests to other hosts, inline scripts and inline styles.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # revalidated on each load, so that upgrades take effect
+}
+
 router = APIRouter()
 
 
@@ -118,59 +139,73 @@ async def model(name: str, request: Request) -> dict[str, Any]:
     return _describe(name, get_model(request, name))
 
 
-class TokenizeRequest(RequestBody):
-    """Body of a tokenization request: either `prompt` or `messages`."""
-
-    prompt: str | None = None
-    messages: Annotated[BoundedList[ChatMessage], Field(min_length=1)] | None = None
-    add_special_tokens: bool | None = None  # default: true for text, false for chat
-    add_generation_prompt: bool | None = None  # default: true unless continue_final_message
-    continue_final_message: bool = False
-    chat_template_kwargs: JsonObject | None = None
-    tools: ShortList[Tool] | None = None
-    return_token_strs: bool | None = None
-
-    def encode(self, prompts: PromptRenderer) -> list[int]:
-        if (self.prompt is None) == (self.messages is None):
-            raise bad_request("Exactly one of prompt and messages must be given.", "prompt")
-        if self.prompt is not None:
-            return prompts.encode(self.prompt, self.add_special_tokens is not False)
-        check_continuation(self.continue_final_message, self.add_generation_prompt)
-        messages = [message.to_template(index) for index, message in enumerate(self.messages or ())]
-        tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
-        chat = prompts.encode_chat(
-            messages,
-            tools,
-            self.chat_template_kwargs or {},
-            self.add_generation_prompt is not False,
-            self.continue_final_message,
-            bool(self.add_special_tokens),
-        )
-        return chat.token_ids
+@router.get("/", include_in_schema=False)
+async def page() -> Response:
+    return FileResponse(WEB_ROOT / "index.html", headers=HEADERS)
 
 
-class DetokenizeRequest(RequestBody):
-    tokens: TokenIds
+@router.get("/docs", include_in_schema=False)
+async def docs() -> Response:
+    return FileResponse(WEB_ROOT / "docs.html", headers=HEADERS)
 
 
-@router.post("/tokenize", tags=["service"], responses=ERROR_RESPONSES)
-async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-    """Tokenizes text, or a conversation rendered with the chat template."""
-    model = await use_model(request, body)
-    prompts = model.prompts
-    body.chat_template_kwargs = prompts.used_template_kwargs(body.chat_template_kwargs)
-    ids = await prompts.run(body.encode, prompts)
+class _StaticFiles(StaticFiles):
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(HEADERS)
+        return response
+
+
+static_files = Mount("/page", _StaticFiles(directory=WEB_ROOT / "page"), name="page")
+
+
+@router.get("/engine/state", tags=["engine"], responses=UNKNOWN_MODEL)
+async def state(request: Request, model: str | None = None) -> dict[str, Any]:
+    """Returns engine statistics, requests and KV pages as of the last step."""
+    served = get_model(request, model)
+    await served.refresh_snapshot(SNAPSHOT_TIMEOUT)
+    return {**engine_state(served), "snapshot": served.snapshot}
+
+
+@router.get("/engine/events", tags=["engine"], include_in_schema=False)
+async def events(request: Request, model: str | None = None) -> Response:
+    """Streams the engine's state and each step's events; never loads a model."""
+    return StreamingResponse(_stream_events(get_model(request, model)), headers=stream_headers())
+
+
+def engine_state(model: ServedModel) -> dict[str, Any]:
     return {
-        "tokens": ids,
-        "token_strs": prompts.token_strings(ids) if body.return_token_strs else None,
-        "count": len(ids),
-        "max_model_len": model.max_seq_len,
+        "phase": model.phase.value,
+        "config": None if model.engine_info is None else dict(model.engine_info.config),
+        "unfinished": model.num_unfinished,
+        "clients": len(model.in_flight),
+        **vars(model.stats),
     }
 
 
-@router.post("/detokenize", tags=["service"], responses=ERROR_RESPONSES)
-async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-    """Converts token ids to text."""
-    model = await use_model(request, body)
-    model.check_token_ids("the prompt", body.tokens)
-    return JsonResponse({"prompt": await model.prompts.run(model.prompts.decode, body.tokens)})
+def report_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
+    yield from report.events
+    if report.snapshot is not None:
+        yield report.snapshot
+
+
+async def _stream_events(model: ServedModel) -> AsyncIterator[bytes]:
+    reports: asyncio.Queue[StepReport] = asyncio.Queue(MAX_QUEUED_REPORTS)
+
+    def on_report(report: StepReport) -> None:
+        with contextlib.suppress(asyncio.QueueFull):
+            reports.put_nowait(report)
+
+    model.subscribe(on_report)
+    try:
+        yield sse_event(engine_state(model), "state")
+        while not model.is_shutting_down:
+            try:
+                report = await asyncio.wait_for(reports.get(), model.settings.keep_alive)
+            except TimeoutError:
+                yield KEEP_ALIVE_COMMENT
+                continue
+            events = b"".join(map(sse_event, report_events(report)))
+            yield events + sse_event(engine_state(model), "state")
+    finally:
+        model.unsubscribe(on_report)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ...engine.inputs.sampling_params import SamplingParams
-from ...engine.llm import LLM
-from ...errors import UserError
+from ..engine.inputs.sampling_params import SamplingParams
+from ..engine.llm import LLM
+from ..errors import UserError
 
 
 @dataclass(frozen=True)
