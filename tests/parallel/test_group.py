@@ -119,14 +119,15 @@ def test_error_without_a_message_fails_on_all_ranks(monkeypatch):
 
 
 LOSE_RANK = """
+import time
 import mlx.core as mx
 from multiprocessing import Pipe
 from tiny_llm.models.parallel.group import RankGroup, on_worker_lost
-group = RankGroup(mx.distributed.init(), [])
 on_worker_lost.append(lambda text: 1 / 0)
 connection, other_end = Pipe()
 other_end.close()
-group._watch(1, connection)
+group = RankGroup(mx.distributed.init(), [connection])
+time.sleep(60)
 """
 
 
@@ -155,7 +156,7 @@ def test_strangers_are_not_ranks(monkeypatch):
     monkeypatch.setenv("TINY_LLM_NUM_THREADS", "1")
 
     def gather_text(text: str, comm: Any) -> list[str]:
-        host, port, key = json.loads(text)[2]
+        host, port, key = json.loads(text)[2:]
         with socket.create_connection((host, port)) as stranger:
             stranger.sendall(b"0123456789abcdef")
         connect.append(threading.Thread(target=join_as_rank_1, args=((host, port), key)))
@@ -163,13 +164,13 @@ def test_strangers_are_not_ranks(monkeypatch):
         return [text]
 
     def join_as_rank_1(address: tuple[str, int], key: str) -> None:
-        for authkey in (b"another key", bytes.fromhex(key)):
+        for authkey in (b"another key", key.encode()):
             with suppress(AuthenticationError), Client(address, authkey=authkey) as worker:
                 worker.send(1)
                 worker.send("connected")
 
     monkeypatch.setattr(launch, "gather_text", gather_text)
-    [connection] = launch._connect(TwoRanks(), "127.0.0.1", "tiny-llm 1")
+    [connection] = launch._connect(TwoRanks(), "127.0.0.1")
     assert connection.recv() == "connected"
     connect[0].join()
     with socket.socket(fileno=os.dup(connection.fileno())) as tcp:  # detects a lost machine
@@ -198,13 +199,13 @@ def test_failed_start_kills_the_workers(monkeypatch, program, message):
     with pytest.raises(UserError, match=f"the ranks cannot be connected: {message}"):
         launch._spawn_group(2)
     assert processes[0].wait(60) != 0
-    assert launch.launcher_backend() is None
+    assert launch._launcher() is None
 
 
 def test_ranks_of_mpi_on_one_machine_use_loopback(monkeypatch):
     """A host name may resolve to another interface, or not at all."""
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
-    assert launch._rank_0_host("mpi") == "127.0.0.1"
+    assert launch._launcher() == ("mpi", "127.0.0.1")
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
-    assert launch._rank_0_host("mpi") == socket.gethostname()
+    assert launch._launcher() == ("mpi", socket.gethostname())

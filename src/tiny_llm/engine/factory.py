@@ -27,7 +27,7 @@ from ..models.output_heads import (
     pool_scores,
     score_tokens,
 )
-from ..models.parallel.decoder import TensorParallelDecoder
+from ..models.parallel.decoder import TensorParallelDecoder, TensorParallelMtpDecoder
 from ..models.parallel.launch import current_group
 from ..models.tokenizer.chat_template import set_chat_template
 from ..models.tokenizer.tokenizer import check_same_vocabulary, with_detokenizer
@@ -35,13 +35,7 @@ from .engine_args import EngineArgs, Model, StrPath
 from .execution.disk_tier import DiskCache, fingerprint
 from .execution.kv_memory import KvMemory
 from .execution.paged_model import ROW_KINDS, PagedModel, Span
-from .execution.tp_model import (
-    ShardedCheckpoint,
-    TensorParallelModel,
-    attach_sharded,
-    load_sharded,
-    make_decoder,
-)
+from .execution.tp_model import ShardedCheckpoint, TensorParallelModel, load_sharded, make_decoder
 from .model_runner import ModelRunner, MtpRunner, PoolingRunner
 from .scheduling.config import SchedulerConfig
 from .scheduling.fair_scheduler import FairScheduler
@@ -90,13 +84,8 @@ def attach_lora_adapters(
     Returns:
         Adapter indices by name; the key None is for requests without `lora`. −1 means no adapter.
     """
-    if folders:
-        paths = list(folders.values())
-        if isinstance(models.target, TensorParallelDecoder):
-            paths = [os.path.abspath(os.path.expanduser(path)) for path in paths]
-            current_group().run(attach_sharded, models.target, paths)
-        else:
-            attach_adapters(models.target, paths)
+    if folders and not isinstance(models.target, TensorParallelDecoder):  # else `make_decoder` does
+        attach_adapters(models.target, list(folders.values()))
     return {None: -1} | {name: index for index, name in enumerate(folders)}
 
 
@@ -202,8 +191,7 @@ def _page_seconds(models: Sequence[PagedModel], config: SchedulerConfig) -> floa
 
 def _paged_model(model: Decoder, *sizes: Any) -> PagedModel:
     if isinstance(model, TensorParallelDecoder):
-        sharded: PagedModel = current_group().run(TensorParallelModel, model, *sizes)
-        return sharded
+        return current_group().run(TensorParallelModel, model, *sizes)
     return PagedModel(model, *sizes)
 
 
@@ -227,12 +215,16 @@ def _load_model(
         "kv_cache_dtype": args.kv_cache_dtype,
         "activation_bits": args.activation_bits,
     }
+    layer: Any = None
     if isinstance(mlx_model, ShardedCheckpoint):
+        make = partial(current_group().run, make_decoder)
         if mtp:
             check_has_mtp(name, mlx_model)
-        run = current_group().run
-        sharded_layer = run(make_decoder, mlx_model, options, True) if mtp else None
-        return run(make_decoder, mlx_model, options), with_detokenizer(tokenizer), sharded_layer
-    layer = mtp_model(name, mlx_model, **options) if mtp else None
-    target = serving_model(name, mlx_model, task=cast("Task", args.task), **options)
+            layer = make(TensorParallelMtpDecoder, mlx_model, **options)
+        folders = map(os.path.expanduser, args.adapter_folders.values())
+        adapters = list(map(os.path.abspath, folders))
+        target: Decoder = make(TensorParallelDecoder, mlx_model, adapters, **options)
+    else:
+        layer = mtp_model(name, mlx_model, **options) if mtp else None
+        target = serving_model(name, mlx_model, task=cast("Task", args.task), **options)
     return target, with_detokenizer(tokenizer), layer

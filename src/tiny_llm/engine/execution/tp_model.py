@@ -1,11 +1,11 @@
 """TensorParallelModel: a sharded model, whose calls run on all ranks.
 
-Rank 0 owns the requests, the scheduler and the sampler, and broadcasts each call. Page and slot
-indices are identical on all ranks.
+Rank 0 owns the requests, the scheduler and the sampler. Page and slot indices are identical on all
+ranks.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +18,7 @@ from ...models.families.config import DecoderConfig
 from ...models.families.registry import read_config
 from ...models.hub import find_config, read_model_config
 from ...models.lora_adapters import attach_adapters
-from ...models.parallel.decoder import TensorParallelDecoder, TensorParallelMtpDecoder
+from ...models.parallel.decoder import TensorParallelDecoder
 from ...models.parallel.group import Replica, gather_bytes
 from ...models.parallel.launch import current_group, get_group
 from .disk_tier import fingerprint
@@ -30,74 +30,69 @@ class ShardedCheckpoint(Replica):
     """A rank's shard of a checkpoint."""
 
     args: DecoderConfig  # of the full model
-    shard: Any
     rank_shard: RankShard
+    weights: Any
     tokenizer: Any  # None on workers
 
 
 def load_sharded(
     name: str, size: int, load_format: str = "auto", mtp: bool = False
 ) -> tuple[ShardedCheckpoint, Any]:
-    """Loads a model's shards on all ranks; starts the ranks unless launched.
-
-    Args:
-        name, load_format, mtp: see `load_weights`, also for errors.
+    """Loads a model's shards on all ranks, which it starts unless launched; see `load_weights`.
 
     Raises:
-        UserError: the model cannot be split into `size` shards, or this process belongs to a group
-            of a different size.
+        UserError: `size` ranks cannot split the model, or a group of another size exists.
     """
     folder = find_config(name, None)
     with model_errors(f"the model in {folder} cannot be loaded"):
         config = read_config(read_model_config(folder), mtp)
     with model_errors(f"tensor_parallel_size={size} does not fit '{name}'"):
-        RankShard(config, 0, size)
-    args = name, config, load_format, mtp, kernels.computes_on_cpu()
-    checkpoint: ShardedCheckpoint = get_group(size).run(_load_shard, *args)
+        shard = RankShard(config, 0, size)
+    args = name, shard, load_format, mtp, kernels.computes_on_cpu()
+    checkpoint = get_group(size).run(_load_shard, *args)
     return checkpoint, checkpoint.tokenizer
 
 
 def _load_shard(
-    name: str, config: DecoderConfig, load_format: str, mtp: bool, on_cpu: bool
+    name: str, rank_0: RankShard, load_format: str, mtp: bool, on_cpu: bool
 ) -> ShardedCheckpoint:
+    from rich.console import Console  # imported here to keep single-process startup fast
+
     group = current_group()
-    rank, size = group.rank, group.size
-    console: Any = None
     if on_cpu:
         kernels.use_cpu()
-    if rank > 0:
-        from rich.console import Console
-
-        console = Console(quiet=True)
+    rank, console = group.rank, Console(quiet=True) if group.rank > 0 else None
     with group.agreement():
-        shard, tokenizer = load_weights(name, console, load_format, rank, size, rank == 0, mtp)
-    return ShardedCheckpoint(config, shard, RankShard(config, rank, size), tokenizer)
+        loaded = load_weights(name, console, load_format, rank, group.size, rank == 0, mtp)
+    return ShardedCheckpoint(rank_0.full_config, replace(rank_0, rank=rank), *loaded)
 
 
 def make_decoder(
-    checkpoint: ShardedCheckpoint, options: Mapping[str, Any], mtp: bool = False
+    decoder: type[TensorParallelDecoder],
+    checkpoint: ShardedCheckpoint,
+    adapters: Sequence[str] = (),
+    **options: Any,
 ) -> TensorParallelDecoder:
-    """Builds this rank's decoder, or MTP layer; `options`: see `Decoder`."""
-    decoder = TensorParallelMtpDecoder if mtp else TensorParallelDecoder
-    return decoder(checkpoint.shard, checkpoint.rank_shard, current_group().comm, **options)
-
-
-def attach_sharded(decoder: TensorParallelDecoder, folders: Sequence[str]) -> None:
-    """Attaches this rank's shard of LoRA adapters; see `attach_adapters`, also for errors."""
-    with current_group().agreement():
-        attach_adapters(decoder, folders, decoder.rank_shard)
+    """Builds this rank's shard of a decoder, with LoRA adapters; `options`: see `Decoder`."""
+    group, shard = current_group(), checkpoint.rank_shard
+    with group.agreement():
+        model = decoder(checkpoint.weights, shard, group.comm, **options)
+        attach_adapters(model, adapters, shard)
+    return model
 
 
 def _on_all_ranks(name: str) -> Any:
-    """Returns a method of rank 0 that calls `PagedModel`'s method on all ranks."""
+    """A method that calls `PagedModel`'s on all ranks; concatenates the ranks' bytes."""
     return lambda self, *args: current_group().run(_call, self, name, *args)
 
 
 def _call(model: PagedModel, name: str, *args: Any) -> Any:
     result = getattr(PagedModel, name)(model, *args)
+    if isinstance(result, bytes):
+        return b"".join(gather_bytes(result, current_group().comm))
     if isinstance(result, mx.array):
         mx.eval(result)  # so that a call ends on all ranks before the next one begins
-    return gather_bytes(result, current_group().comm) if isinstance(result, bytes) else result
+    return result
 
 
 class TensorParallelModel(PagedModel, Replica):
@@ -105,7 +100,7 @@ class TensorParallelModel(PagedModel, Replica):
 
     populate, release = _on_all_ranks("populate"), _on_all_ranks("release")
     logits, features = _on_all_ranks("logits"), _on_all_ranks("features")
-    lm_head = _on_all_ranks("lm_head")
+    lm_head, read_row = _on_all_ranks("lm_head"), _on_all_ranks("read_row")
 
     def release_scratch(self) -> None:
         current_group().run(memory.release_free_memory)
@@ -113,17 +108,11 @@ class TensorParallelModel(PagedModel, Replica):
     def row_bytes(self, kind: RowKind) -> int:
         return super().row_bytes(kind) * current_group().size
 
-    def read_row(self, kind: RowKind, index: int) -> bytes:
-        """Returns the concatenation of all ranks' shards of a page or state."""
-        return b"".join(current_group().run(_call, self, "read_row", kind, index))
-
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
-        """Splits the rows into shards; each rank writes its own."""
         current_group().run(_write_shards, self, kind, list(indices), list(map(bytes, rows)))
 
     def worker_fingerprints(self) -> list[bytes]:
-        fingerprints: list[bytes] = current_group().run(_gather_fingerprint, self)
-        return fingerprints[1:]
+        return current_group().run(_gather_fingerprints, self)[1:]
 
 
 def _write_shards(
@@ -135,5 +124,5 @@ def _write_shards(
     PagedModel.write_rows(model, kind, indices, shards)
 
 
-def _gather_fingerprint(model: PagedModel) -> list[bytes]:
+def _gather_fingerprints(model: PagedModel) -> list[bytes]:
     return gather_bytes(fingerprint([model.model]), current_group().comm)

@@ -1,14 +1,10 @@
 """Tensor-parallel decoder for all families, and its transformer block.
 
 Each rank runs the decoder of a smaller model (`models/checkpoint/sharding.py`) with four changes:
-attention, MLP and embedding outputs are all-reduced, and logits are all-gathered. `Decoder` itself
-is independent of ranks, so a single process has no overhead.
+attention, MLP and embedding outputs are all-reduced, and logits are all-gathered.
 
 On a single rank, an entire decode step is one graph node (`kernels/graph_capture.py`). An
-all-reduce is an MLX operation and cannot be captured, so here a block is two nodes, attention and
-MLP, each followed by an all-reduce.
-
-Source: Shoeybi et al., "Megatron-LM" (2019), arXiv 1909.08053.
+all-reduce cannot be captured, so here a block is two nodes, attention and MLP.
 """
 
 from collections.abc import Callable
@@ -27,19 +23,15 @@ from ..output_heads import MtpDecoder
 from .group import Replica
 from .layers import Group, ParallelLMHead, VocabParallelEmbedding, all_reduce
 
-HalfBlock = Callable[..., Any]
-
 
 class TensorParallelBlock:
     """A rank's shard of a transformer block, with all-reduced attention and MLP outputs."""
 
     def __init__(self, block: DecoderBlock, group: Group, capture: bool, adapters: AdapterBatch):
-        self.block = block
-        self._adapters = adapters
-        self._group = group
-        self._capture = capture
-        # (attention half, MLP half), keyed by the names of the attention metadata arrays.
-        self._halves: dict[tuple[str, ...], tuple[HalfBlock, HalfBlock]] = {}
+        self.block, self._group = block, group
+        self._capture, self._adapters = capture, adapters
+        # Attention and MLP half, keyed by the names of the attention metadata arrays.
+        self._halves: dict[tuple[str, ...], list[Callable[..., Any]]] = {}
 
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: LayerInputs, view: LayerCacheView
@@ -47,21 +39,17 @@ class TensorParallelBlock:
         """Same as `DecoderBlock`, with the updates all-reduced.
 
         Each half of the block returns (x, partial_sum): x is the same on all ranks, and the sum of
-        `partial_sum` over ranks is the half's update. `feed_forward` takes x and the attention
-        update.
+        `partial_sum` over ranks is the half's update. `feed_forward` takes x and the first update.
         """
-        attention_metadata = view.attention_metadata
-        attend, second_half = self._halves_for(attention_metadata.names)
-        adapter_ids = attention_metadata.adapter_ids
+        metadata, updates = view.attention_metadata, [] if update is None else [update]
+        adapter_ids = [] if metadata.adapter_ids is None else [metadata.adapter_ids]
+        attend, second_half = self._halves_for(metadata.names)
 
         def feed_forward(x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
-            x, *parts = second_half(x, update, *([] if adapter_ids is None else [adapter_ids]))
-            return x, parts[0] if len(parts) == 1 else mx.concatenate(parts)
+            x, *parts = second_half(x, update, *adapter_ids)
+            return x, mx.concatenate(parts)
 
-        last = [] if update is None else [update]
-        x, partial_sum, *buffers = attend(
-            x, *cos_sin, *attention_metadata.arrays, *view.buffers, *last
-        )
+        x, partial_sum, *buffers = attend(x, *cos_sin, *metadata.arrays, *view.buffers, *updates)
         view.buffers = buffers or view.buffers
         # [task 6.2.3 two-sums]
         x, partial_sum = feed_forward(x, all_reduce(partial_sum, self._group))
@@ -75,30 +63,26 @@ class TensorParallelBlock:
         update = self.block.combine(*mx.split(update, update.shape[0]))
         return self.block.finish(x, update, per_layer_inputs)
 
-    def _halves_for(self, names: tuple[str, ...]) -> tuple[HalfBlock, HalfBlock]:
+    def _halves_for(self, names: tuple[str, ...]) -> list[Callable[..., Any]]:
         """Both halves as functions of arrays; `names` lists the metadata arrays."""
         if names not in self._halves:
-            attend: HalfBlock = partial(self._attend, names)
-            feed_forward: HalfBlock = self._feed_forward
+            halves: list[Callable[..., Any]] = [partial(self._attend, names), self._feed_forward]
             # [solution only]
             if self._capture:
-                attend = CapturedFunction(attend, on_first_call=False)
-                feed_forward = CapturedFunction(feed_forward, on_first_call=False)
+                halves = [CapturedFunction(half, on_first_call=False) for half in halves]
             # [/solution only]
-            self._halves[names] = attend, feed_forward
+            self._halves[names] = halves
         return self._halves[names]
 
     def _attend(self, names: tuple[str, ...], x: mx.array, *rest: mx.array) -> tuple[mx.array, ...]:
         num_angles = self.block.angles.stop - self.block.angles.start
         cos_sin, arrays = rest[:num_angles], [*rest[num_angles:]]
-        attention_metadata = AttentionMetadata(**dict(zip(names, arrays, strict=False)))
+        metadata = AttentionMetadata(**dict(zip(names, arrays, strict=False)))
         buffers = arrays[len(names) :]
         update = buffers.pop() if len(buffers) > 2 else None
-        self._adapters.ids = attention_metadata.adapter_ids
-        x, partial_sum = self.block.attend(
-            x, update, cos_sin, LayerCacheView(buffers, 0, attention_metadata)
-        )
-        mixer = self.block.mixer
+        self._adapters.ids = metadata.adapter_ids
+        view, mixer = LayerCacheView(buffers, 0, metadata), self.block.mixer
+        x, partial_sum = self.block.attend(x, update, cos_sin, view)
         reads_only = isinstance(mixer, Attention) and not mixer.has_kv
         return x, partial_sum, *([] if reads_only else buffers)
 
@@ -113,21 +97,16 @@ class TensorParallelBlock:
 class TensorParallelDecoder(Decoder, Replica):
     """This rank's shard of a decoder; all ranks call it with the same arguments."""
 
-    def __init__(
-        self, mlx_model: Any, rank_shard: RankShard, group: mx.distributed.Group, **options: Any
-    ):
+    def __init__(self, mlx_model: Any, rank_shard: RankShard, group: Group, **options: Any):
         super().__init__(mlx_model, **options)
-        self.vocab_size = rank_shard.full_config.vocab_size
-        self.rank_shard = rank_shard
+        self.rank_shard, self.vocab_size = rank_shard, rank_shard.full_config.vocab_size
         self.embedding = VocabParallelEmbedding(self.embedding, rank_shard.vocab_range, group)
         self.layers = [
             TensorParallelBlock(block, group, self.supports_graph_capture, self.adapters)
             for block in self.layers
         ]
-        self.w_lm_head = ParallelLMHead(
-            self.w_lm_head, rank_shard.vocab_per_rank, self.vocab_size, group
-        )
-        # An all-reduce cannot be captured, so `TensorParallelBlock` captures the halves of a block.
+        vocab = rank_shard.vocab_per_rank, self.vocab_size
+        self.w_lm_head = ParallelLMHead(self.w_lm_head, *vocab, group)
         self._run_planned = EagerLayers(self._run_layers, max(self._cache_indices) + 1)
 
     @property

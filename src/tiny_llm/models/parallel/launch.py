@@ -15,22 +15,21 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
 from ...errors import UserError
+from ..checkpoint.safe_io import model_errors
 from . import mpi
 from .group import RankGroup, gather_text
 from .layers import Group
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
 LAUNCH_TIMEOUT_SECONDS = 60.0  # includes imports on other machines; a launcher ends failed ranks
 SPAWN_TIMEOUT_SECONDS = 8.0  # after all imports
+LOOPBACK = "127.0.0.1"
 # A machine that does not respond for 8 seconds is lost. Its kernel responds for a paused process.
 TCP_OPTIONS = {
     "TCP_NODELAY": 1,
@@ -52,14 +51,11 @@ launch.join_launched_ranks(launch.SPAWN_TIMEOUT_SECONDS)
 
 _group: RankGroup | None = None
 _lock = threading.Lock()
+_connecting = model_errors("the ranks cannot be connected", OSError, RuntimeError)
 
 
 def get_group(size: int) -> RankGroup:
-    """Returns this process's group, which all models share; the first call starts it.
-
-    Raises:
-        UserError: the existing group has a different size.
-    """
+    """Returns this process's group, which all models share; the first call starts it."""
     with _lock:
         if _group is None:
             join_launched_ranks()
@@ -87,19 +83,10 @@ def end_group() -> None:
 
 def num_launched_ranks() -> int:
     """Number of launched ranks; 1 without a launcher or before `join_launched_ranks`."""
-    return _group.size if _group is not None and launcher_backend() is not None else 1
+    return 1 if _group is None or _group.processes else _group.size
 
 
-def launcher_backend() -> str | None:
-    """`mx.distributed` backend of the launcher; None without a launcher or for a single rank."""
-    env = os.environ
-    if "MLX_RANK" in env and "MLX_IBV_DEVICES" in env:
-        return "jaccl"
-    if "MLX_RANK" in env and "MLX_HOSTFILE" in env:
-        return "ring" if Path(env["MLX_HOSTFILE"]).stat().st_size else None
-    return "mpi" if int(env.get("OMPI_COMM_WORLD_SIZE", "1")) > 1 else None
-
-
+@_connecting
 def join_launched_ranks(
     timeout: float = LAUNCH_TIMEOUT_SECONDS, processes: Sequence["subprocess.Popen[bytes]"] = ()
 ) -> None:
@@ -107,72 +94,65 @@ def join_launched_ranks(
 
     After `timeout` seconds, the process exits with status 1 and a traceback. MLX blocks until all
     ranks have joined and holds the GIL, so only a C thread, faulthandler's timer, can do this. It
-    replaces the timer of the server's watchdog, which rearms it every second.
-
-    Args:
-        timeout: for MLX; the connections may take `LAUNCH_TIMEOUT_SECONDS`.
-        processes: see `RankGroup`.
-
-    Raises:
-        UserError: the ranks cannot be connected, or their versions differ.
+    replaces the timer of the server's watchdog, which rearms it every second. UserError if the
+    ranks cannot be connected, or their versions differ.
     """
     global _group
-    try:
-        backend = launcher_backend()
-    except OSError as error:
-        raise UserError(f"the ranks cannot be connected: {error}.") from error
-    if backend is None:
+    if (launcher := _launcher()) is None:
         return
-    from importlib.metadata import version  # imported only for several ranks, to save a megabyte
-
-    versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
+    backend, host = launcher
     faulthandler.dump_traceback_later(timeout, exit=True, file=2)
     try:
         comm = mpi.init() if backend == "mpi" else mx.distributed.init(True, backend)
-        faulthandler.dump_traceback_later(LAUNCH_TIMEOUT_SECONDS, exit=True, file=2)
-        connections = _connect(comm, _rank_0_host(backend), versions)
-    except (OSError, RuntimeError) as error:
-        hint = "; set MLX_MPI_LIBNAME to the path of mpirun's library" if backend == "mpi" else ""
-        raise UserError(f"the ranks cannot be connected: {error}{hint}.") from error
+        _group = RankGroup(comm, _connect(comm, host), processes)
     finally:
         faulthandler.cancel_dump_traceback_later()
-    _group = RankGroup(comm, connections, processes)
     if _group.rank > 0:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # only rank 0 handles these signals
         _group.serve()
 
 
-def _connect(comm: Group, host: str, own_versions: str) -> list["Connection"]:
-    """Exchanges versions and addresses, then connects rank 0, at `host`, to each worker.
+def _launcher() -> tuple[str, str] | None:
+    """`mx.distributed` backend and rank 0's host; None without a launcher or for a single rank."""
+    env = os.environ
+    if "MLX_RANK" in env and "MLX_IBV_DEVICES" in env:
+        return "jaccl", env["MLX_JACCL_COORDINATOR"].rpartition(":")[0]
+    if "MLX_RANK" in env and "MLX_HOSTFILE" in env:
+        hosts = Path(env["MLX_HOSTFILE"]).read_text()
+        return ("ring", json.loads(hosts)[0][0].rpartition(":")[0]) if hosts else None
+    if (size := env.get("OMPI_COMM_WORLD_SIZE", "1")) == "1":
+        return None
+    return "mpi", LOOPBACK if env["OMPI_COMM_WORLD_LOCAL_SIZE"] == size else socket.gethostname()
 
-    Returns:
-        Rank 0's connections, in rank order, or a worker's to rank 0.
-    """
+
+def _connect(comm: Group, host: str) -> list[Any]:
+    """Exchanges versions and connects rank 0, at `host`, to the workers; see `RankGroup`."""
+    # Imported only for several ranks, to save a megabyte.
+    from importlib.metadata import version
     from multiprocessing import AuthenticationError
     from multiprocessing.connection import Client, Listener
 
-    machine, address = socket.gethostname(), None
+    machine, key, port = socket.gethostname(), os.urandom(16).hex(), 0
     if comm.rank() == 0:
-        key = os.urandom(16)
         # On Debian, the host name resolves to 127.0.1.1, which other machines cannot reach.
         interface = "" if host == machine else host
-        listener = Listener((interface, 0), backlog=comm.size(), authkey=key)
-        address = host, listener.address[1], key.hex()
-    texts = gather_text(json.dumps([machine, own_versions, address]), comm)
-    machines, versions, addresses = zip(*map(json.loads, texts), strict=True)
+        listener = Listener((interface, 0), backlog=comm.size(), authkey=key.encode())
+        port = listener.address[1]
+    own = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
+    texts = gather_text(json.dumps([machine, own, host, port, key]), comm)
+    machines, versions, hosts, ports, keys = zip(*map(json.loads, texts), strict=True)
     for rank, other in enumerate(versions):
         if other != versions[0]:
             raise UserError(
                 f"rank {rank} has {other}, but rank 0 has {versions[0]}; install the same versions "
                 "on all ranks."
             )
-    threads = max(1, (os.cpu_count() or 1) // machines.count(machine))
+    threads = (os.cpu_count() or 1) // machines.count(machine) or 1
     os.environ.setdefault("TINY_LLM_NUM_THREADS", str(threads))
-    connections: dict[int, Connection] = {}  # by rank
+    connections: dict[int, Any] = {}  # by rank
     if comm.rank() > 0:
-        host, port, text = addresses[0]
-        connections[0] = Client((host, port), authkey=bytes.fromhex(text))
+        connections[0] = Client((hosts[0], ports[0]), authkey=keys[0].encode())
         connections[0].send(comm.rank())
     else:
         with listener:
@@ -189,54 +169,37 @@ def _connect(comm: Group, host: str, own_versions: str) -> list["Connection"]:
     return [connections[rank] for rank in sorted(connections)]
 
 
-def _rank_0_host(backend: str) -> str:
-    """Rank 0's address, according to the launcher."""
-    env = os.environ
-    if backend == "ring":
-        address: str = json.loads(Path(env["MLX_HOSTFILE"]).read_text())[0][0]
-        return address.rpartition(":")[0]
-    if backend == "jaccl":
-        return env["MLX_JACCL_COORDINATOR"].rpartition(":")[0]
-    is_local = env["OMPI_COMM_WORLD_LOCAL_SIZE"] == env["OMPI_COMM_WORLD_SIZE"]
-    return "127.0.0.1" if is_local else socket.gethostname()
-
-
+@_connecting
 def _spawn_group(size: int) -> None:
     """Starts workers on the loopback interface, as a launcher would, and joins them."""
     command = [sys.executable, "-P", "-c", WORKER_PROGRAM]
+    # A separate process group, so that workers do not receive Ctrl-C.
+    options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "process_group": 0}
     processes: list[Any] = []
     with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
         os.environ.update(MLX_RANK="0", MLX_HOSTFILE=hosts.name)
-        # A separate process group, so that workers do not receive Ctrl-C.
-        options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "process_group": 0}
-        options["env"] = env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         try:
             for rank in range(1, size):
                 env["MLX_RANK"] = str(rank)
-                processes.append(subprocess.Popen(command, **options))
+                processes.append(subprocess.Popen(command, env=env, **options))
             if not all(process.stdout.read(1) for process in processes):
-                raise UserError(
-                    "the ranks cannot be connected: a worker failed to start; see its error above."
-                )
+                raise OSError("a worker failed to start; see its error above")
             json.dump([[address] for address in free_addresses(size)], hosts)
             hosts.flush()
             for process in processes:
                 process.stdin.close()
                 process.stdout.close()
             join_launched_ranks(SPAWN_TIMEOUT_SECONDS, processes)
-        except BaseException as error:
+        except BaseException:
             for process in processes:
                 process.kill()
-            if isinstance(error, OSError):
-                raise UserError(f"the ranks cannot be connected: {error}.") from error
             raise
         finally:
             del os.environ["MLX_RANK"], os.environ["MLX_HOSTFILE"]
 
 
 def free_addresses(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
+        return [f"{LOOPBACK}:{server.getsockname()[1]}" for server in servers]

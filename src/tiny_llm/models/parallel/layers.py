@@ -1,14 +1,10 @@
 """Collectives and vocabulary-parallel layers.
 
-`all_reduce` gathers all ranks' arrays and adds them in rank order, instead of using MLX's `all_sum`
-over the ring, for two reasons. The ring's summation order depends on the offset in the message, so
-a token's result would depend on its index in the batch. For N ranks, the ring also takes 2(N − 1)
-sequential messages instead of N − 1, and the small arrays exchanged in decoding are latency-bound.
-With three or more ranks, however, gathering sends more bytes, which slows down long prompts.
-
-Large arrays are exchanged in chunks. In MLX's ring, all ranks send before any receives, so a
-message larger than the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms, but 1 ms in
-chunks.
+`all_reduce` gathers all ranks' arrays and adds them in rank order. MLX's `all_sum` over the ring
+would add in an order that depends on the offset in the message, so a token's result would depend on
+its index in the batch. For N ranks, the ring would also take 2(N − 1) sequential messages instead
+of N − 1, and decoding exchanges small arrays, for which latency dominates. With three or more
+ranks, however, gathering sends more bytes, which slows down long prompts.
 """
 
 from collections.abc import Callable
@@ -21,7 +17,9 @@ from . import mpi
 
 Group = mx.distributed.Group
 
-MAX_MESSAGE_BYTES = 2**17  # maximum bytes that each rank sends per chunk
+# Maximum bytes that each rank sends at once. In MLX's ring, all ranks send before any receives, so
+# larger messages exceed the socket buffers and stall: 1 MB takes 4 to 12 ms, but 1 ms in chunks.
+MAX_MESSAGE_BYTES = 2**17
 
 
 def all_reduce(x: mx.array, group: Group) -> mx.array:
@@ -45,26 +43,18 @@ def all_reduce(x: mx.array, group: Group) -> mx.array:
 
 
 def all_gather(x: mx.array, group: Group) -> mx.array:
-    """Stacks equally shaped arrays of all N ranks along a new first axis."""
-    parts = _all_gather_chunked(x.reshape(-1), group)
-    return parts.reshape(group.size(), *x.shape)
-
-
-def _all_gather_chunked(flat: mx.array, group: Group) -> mx.array:
-    """All-gathers n elements of each of N ranks in chunks: n -> N×n.
+    """Stacks equally shaped arrays of all N ranks along a new first axis.
 
     Each chunk depends on the previous one, so that all ranks exchange chunks in the same order.
     """
-    length = MAX_MESSAGE_BYTES // flat.dtype.size
-    if flat.size <= length:
-        return mx.distributed.all_gather(flat[None], group=group)
+    flat, length = x.reshape(1, -1), MAX_MESSAGE_BYTES // x.dtype.size
     chunks: list[mx.array] = []
-    for start in range(0, flat.size, length):
-        chunk = flat[start : start + length]
+    for start in range(0, x.size, length):
+        chunk = flat[:, start : start + length] if x.size > length else flat
         if chunks:
-            [chunk] = mx.depends([chunk], [chunks[-1]])
-        chunks.append(mx.distributed.all_gather(chunk[None], group=group))
-    return mx.concatenate(chunks, axis=-1)
+            [chunk] = mx.depends([chunk], chunks[-1:])
+        chunks.append(mx.distributed.all_gather(chunk, group=group))
+    return mx.concatenate(chunks, axis=-1).reshape(group.size(), *x.shape)
 
 
 @dataclass(eq=False)

@@ -1,7 +1,6 @@
 """MPI backend, for ranks started by `mpirun`: collectives over shared memory.
 
-A collective takes 10 to 20 µs, versus 70 to 750 µs for MLX's ring on loopback, because a waiting
-rank polls shared memory.
+A collective takes 10 to 20 µs, versus 70 to 750 µs for MLX's ring on loopback.
 """
 
 import ctypes
@@ -21,20 +20,20 @@ def init() -> mx.distributed.Group:
     library = Path(env.get("OMPI_LIBDIR_LOC", ""), "libmpi.so.40")
     if library.is_file():  # of the running `mpirun`
         env.setdefault("MLX_MPI_LIBNAME", str(library))
-    # A waiting rank yields its core between polls. Otherwise, ranks on busy cores wait for each
-    # other for entire scheduler time slices.
+    # A waiting rank yields its core between polls, because others may need it to proceed.
     env.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     if ranks_here == int(env["OMPI_COMM_WORLD_SIZE"]):
-        # Network drivers are not needed, and their detection takes a second.
-        env.setdefault("OMPI_MCA_pml", "ob1")
+        env.setdefault("OMPI_MCA_pml", "ob1")  # detecting network drivers takes a second
         env.setdefault("OMPI_MCA_btl", "self,sm")
     # With two ranks, `mpirun` by default binds each rank, and thus its threads, to a single core.
     cores = os.cpu_count() or 1
     if sys.platform == "linux" and len(os.sched_getaffinity(0)) < cores // ranks_here:
         os.sched_setaffinity(0, range(cores))
+    if not mx.distributed.is_available("mpi"):
+        raise OSError("MPI is missing; set MLX_MPI_LIBNAME to the path of mpirun's library")
     group = mx.distributed.init(strict=True, backend="mpi")
-    # Leaves MPI_Finalize to `finalize`. MLX would call it when the last reference is dropped, at
-    # interpreter exit, and block on ranks that have exited.
+    # MLX would call MPI_Finalize when the last reference is dropped, at interpreter exit, and block
+    # on ranks that have exited.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     is_initialized = True
     return group
