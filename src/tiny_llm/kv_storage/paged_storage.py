@@ -226,6 +226,7 @@ def release_rows(arrays: Sequence[mx.array], resident: set[int], free: Collectio
     """
     if sys.platform == "linux" and kernels.computes_on_cpu():
         rows = sorted(resident.intersection(free))
+        mx.eval(arrays)  # the last step's writes may be pending
         for each in arrays:
             kernels.release_rows(each, rows)
         resident.difference_update(rows)
