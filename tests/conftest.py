@@ -1,8 +1,6 @@
 """Shared fixtures: devices, dtypes, models."""
 
-import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
@@ -200,43 +198,6 @@ def demo() -> tuple[Any, Any]:
     from tiny_llm import load
 
     return load("demo")
-
-
-def write_dequantized(source: Path, folder: Path) -> Path:
-    """Writes a quantized MLX checkpoint as a plain bfloat16 Hugging Face folder."""
-    weights = dict(mx.load(str(source / "model.safetensors")))
-    config = json.loads((source / "config.json").read_text())
-    quantization = config.pop("quantization")
-    config.pop("quantization_config", None)
-    config["torch_dtype"] = "bfloat16"
-    plain = {}
-    for name, weight in weights.items():
-        stem = name.removesuffix(".weight")
-        if f"{stem}.scales" in weights and name.endswith(".weight"):
-            weight = mx.dequantize(
-                weight,
-                weights[f"{stem}.scales"],
-                weights[f"{stem}.biases"],
-                group_size=quantization["group_size"],
-                bits=quantization["bits"],
-            )
-        elif name.endswith((".scales", ".biases")):
-            continue
-        plain[name] = weight.astype(mx.bfloat16)
-    for file in source.iterdir():
-        if file.name.startswith(("tokenizer", "generation", "chat_template")):
-            shutil.copy(file, folder)
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), plain, metadata={"format": "pt"})
-    return folder
-
-
-@pytest.fixture(scope="session")
-def demo_bfloat16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled demo model in bfloat16, as a folder that `transformers` loads."""
-    from tiny_llm.demo import TARGET_PATH
-
-    return write_dequantized(TARGET_PATH, tmp_path_factory.mktemp("demo-bf16"))
 
 
 @pytest.fixture(params=["load", "load_weights"])

@@ -132,44 +132,32 @@ def parameters(signature: str) -> list[inspect.Parameter]:
 def test_signature(module, promise):
     name, _, method = promise.partition("(")[0].partition(".")
     found = getattr(importlib.import_module(f"tiny_llm.{module}"), name)
-    assert getattr(tiny_llm, name) is found, (
-        f"expected tiny_llm.{name} to be tiny_llm.{module}.{name}"
-    )
-    promised = parameters(promise)
-    actual = list(
-        inspect.signature(getattr(found, method) if method else found).parameters.values()
-    )
-    if method and not inspect.ismethod(getattr(found, method)):
+    assert getattr(tiny_llm, name) is found, f"expected tiny_llm.{name} to be of {module}"
+    promised, function = parameters(promise), getattr(found, method) if method else found
+    actual = list(inspect.signature(function).parameters.values())
+    if method and not inspect.ismethod(function):
         actual = actual[1:]  # self
-    assert len(actual) >= len(promised), f"expected {promise}, got {actual}"
+    hint = f"expected {promise}, got {actual}"
+    assert len(actual) >= len(promised), hint
     for expected, parameter in zip(promised, actual, strict=False):
-        assert (parameter.name, parameter.kind) == (expected.name, expected.kind), (
-            f"expected {promise}, got {actual}"
-        )
+        assert (parameter.name, parameter.kind) == (expected.name, expected.kind), hint
         if expected.default is not inspect.Parameter.empty:
-            assert parameter.default == expected.default, (
-                f"expected {promise}, got {parameter.name}={parameter.default}"
-            )
+            assert parameter.default == expected.default, hint
     for extra in actual[len(promised) :]:
         is_variadic = extra.kind in (extra.VAR_POSITIONAL, extra.VAR_KEYWORD)
-        assert extra.default is not inspect.Parameter.empty or is_variadic, (
-            f"{promise}: the additional parameter {extra.name} must be optional"
-        )
+        assert extra.default is not inspect.Parameter.empty or is_variadic, hint
 
 
 @pytest.mark.parametrize("name", ["attention", "kv_cache", "paged_kv_cache", "generate"])
 def test_modules_are_attributes_of_the_package(name):
-    scope: dict[str, object] = {}
-    exec(f"from tiny_llm import {name}", scope)
-    assert scope[name] is importlib.import_module(f"tiny_llm.{name}")
+    assert importlib.import_module(f"tiny_llm.{name}") is getattr(tiny_llm, name)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"), [(owner, name) for owner, names in ATTRIBUTES.items() for name in names]
-)
-def test_attribute(owner, name):
+@pytest.mark.parametrize("owner", ATTRIBUTES)
+def test_attributes(owner):
     arguments = [tiny_llm.TinyKvPagedPool()] if owner == "TinyKvPagedCache" else []
-    assert hasattr(getattr(tiny_llm, owner)(*arguments), name)
+    instance = getattr(tiny_llm, owner)(*arguments)
+    assert all(hasattr(instance, name) for name in ATTRIBUTES[owner])
 
 
 QUANTIZED = {"scales", "biases", "group_size", "bits"}
@@ -186,23 +174,22 @@ def plain_objects(mlx_model):
         names = {"weight"} | (QUANTIZED if hasattr(layer, "scales") else set())
         return SimpleNamespace(**{name: getattr(layer, name) for name in names})
 
-    def block(layer):
-        norms = ("input_layernorm", "post_attention_layernorm")
-        parts = {name: leaf(getattr(layer, name)) for name in norms}
-        for part, names in LAYERS.items():
-            found = getattr(layer, part)
-            parts[part] = SimpleNamespace(**{name: leaf(getattr(found, name)) for name in names})
-        return SimpleNamespace(**parts)
+    def leaves(parent, *names):
+        return {name: leaf(getattr(parent, name)) for name in names}
 
-    model = SimpleNamespace(
-        embed_tokens=leaf(mlx_model.model.embed_tokens),
-        layers=[block(layer) for layer in mlx_model.model.layers],
-        norm=leaf(mlx_model.model.norm),
-    )
-    tree = SimpleNamespace(args=SimpleNamespace(**vars(mlx_model.args)), model=model)
-    if not mlx_model.args.tie_word_embeddings:
-        tree.lm_head = leaf(mlx_model.lm_head)
-    return tree
+    def block(layer):
+        parts = {
+            part: SimpleNamespace(**leaves(getattr(layer, part), *names))
+            for part, names in LAYERS.items()
+        }
+        norms = leaves(layer, "input_layernorm", "post_attention_layernorm")
+        return SimpleNamespace(**parts, **norms)
+
+    layers = [block(layer) for layer in mlx_model.model.layers]
+    model = SimpleNamespace(layers=layers, **leaves(mlx_model.model, "embed_tokens", "norm"))
+    head = () if mlx_model.args.tie_word_embeddings else ("lm_head",)
+    args = SimpleNamespace(**vars(mlx_model.args))
+    return SimpleNamespace(args=args, model=model, **leaves(mlx_model, *head))
 
 
 @pytest.mark.parametrize("build", [tiny_model, tiny_quantized_model])

@@ -16,11 +16,11 @@ def test_covering_subset_is_small():
     assert set().union(*(cases[number] for number in kept)) == set().union(*cases)
     assert len(kept) == 7, "expected one case per value of the parameter with the most values"
 
-
-def test_single_parameter_keeps_all_cases():
+    # All cases of a single parameter are kept.
     cases = [frozenset({("x", value)}) for value in range(5)]
     assert covering_subset(cases, Counter()) == set(range(5))
     assert covering_subset(cases[2:], Counter({("x", 3): 1})) == {0, 2}
+    assert covering_subset([], Counter()) == set()
 
 
 class Case:
@@ -65,13 +65,7 @@ def test_shares_of_successive_commits_cover_all_combinations():
     assert [sum(selections) for selections in zip(*shares, strict=True)] == [1] * 40
     assert [sum(share) for share in shares] == [10] * 4
     assert all(in_share([("tests/a.py::test_b", {"parametrize"})], 4, n)[0] for n in range(4))
-
-
-def test_cases_with_the_same_build_are_in_one_share():
+    # Cases with the same build are in one share.
     name = "tests/course/test_days.py::test_cpp_mistake_is_caught[4.5.{}]"
     mistakes = [(name.format(n), {"slow"}) for n in range(9)]
     assert sum(in_share(mistakes, 4, 0)) in (0, len(mistakes))
-
-
-def test_no_cases():
-    assert covering_subset([], Counter()) == set()

@@ -1,18 +1,14 @@
 """The agent's chat models: scripted, in-process engine, HTTP server."""
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 from unittest import mock
 
 import pytest
 
+from tests.cli.support import stub_server
 from tiny_llm import LLM, UserError
 from tiny_llm.agent import Agent, LocalModel, OpenAIModel, ScriptedModel, Tool, assistant
 from tiny_llm.agent.tools import calculator
-from tiny_llm.cli.backends.remote import OpenAIClient
 
 QUESTION = [{"role": "user", "content": "What is 4718 + 2593?"}]
 DEFINITIONS = [tool.definition for tool in calculator()]
@@ -76,65 +72,33 @@ def test_invalid_scripts(text):
         ScriptedModel.from_json(text)
 
 
-class ReplyServer(HTTPServer):
-    reply: tuple[int, Any] = (200, {})
-    requests: list[Any]
+def open_model(monkeypatch, reply, **options):
+    """(model of a server that replies with JSON or bytes, the requests that it gets)."""
+    content = reply if isinstance(reply, bytes) else json.dumps(reply)
+    requests = stub_server(monkeypatch, content)
+    return OpenAIModel("http://stub/v1", **options), requests
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: ReplyServer
-
-    def do_GET(self) -> None:
-        self._send(200, {"data": [{"id": "first"}]})
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.requests.append((self.path, self.headers["Authorization"], json.loads(body)))
-        self._send(*self.server.reply)
-
-    def _send(self, status: int, reply: Any) -> None:
-        data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: Any) -> None:
-        pass
+def test_file_names_that_are_not_utf8_can_be_sent(monkeypatch):
+    reply = {"choices": [{"message": {"content": "Yes."}}]}
+    model, requests = open_model(monkeypatch, reply, model="name")
+    model.complete([{"role": "tool", "content": "caf\udce9.txt"}], [], 0)
+    assert json.loads(requests[-1].content)["messages"][0]["content"] == "caf\udce9.txt"
 
 
-@pytest.fixture
-def server() -> Iterator[ReplyServer]:
-    server = ReplyServer(("127.0.0.1", 0), Handler)
-    server.requests = []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def url(server: ReplyServer) -> str:
-    return f"http://127.0.0.1:{server.server_port}/v1"
-
-
-def test_file_names_that_are_not_utf8_can_be_sent(server):
-    server.reply = (200, {"choices": [{"message": {"content": "Yes."}}]})
-    OpenAIModel(url(server)).complete([{"role": "tool", "content": "caf\udce9.txt"}], [], 0)
-    assert server.requests[0][2]["messages"][0]["content"] == "caf\udce9.txt"
-
-
-def test_reply_and_request_of_a_server(server):
+def test_reply_and_request_of_a_server(monkeypatch):
     message = assistant(None, ("add", {"a": 1, "b": 2}))
     usage = {"prompt_tokens": 50, "prompt_tokens_details": {"cached_tokens": 40}}
-    server.reply = (200, {"choices": [{"message": message}], "usage": usage})
-    model = OpenAIModel(url(server), api_key="secret", temperature=0.5)
+    reply = {"choices": [{"message": message}], "usage": usage, "data": [{"id": "first"}]}
+    model, requests = open_model(monkeypatch, reply, api_key="secret", temperature=0.5)
     assert model.complete(QUESTION, DEFINITIONS, 7) == message
     assert model.usage.hit_rate == 0.8
-    [(path, key, body)] = server.requests
-    assert (path, key) == ("/v1/chat/completions", "Bearer secret")
-    assert body == {
+    assert [str(request.url) for request in requests] == [
+        "http://stub/v1/models",
+        "http://stub/v1/chat/completions",
+    ]
+    assert requests[-1].headers["Authorization"] == "Bearer secret"
+    assert json.loads(requests[-1].content) == {
         "model": "first",
         "messages": QUESTION,
         "tools": DEFINITIONS,
@@ -143,24 +107,11 @@ def test_reply_and_request_of_a_server(server):
     }
 
 
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [
-        ((400, {"error": {"message": "too long"}}), "^server error 400: too long$"),
-        ((200, {"choices": []}), "did not return a chat completion"),
-        ((200, [1]), "did not return a chat completion"),
-    ],
-)
-def test_server_errors(server, reply, message):
-    server.reply = reply
-    with pytest.raises(UserError, match=message):
-        OpenAIModel(url(server), "name").complete(QUESTION, [], 0)
-
-
 TEXT = {"content": "Yes."}
 CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 MALFORMED = [
-    *(None, "text", [], {}, {"choices": None}, {"choices": "x"}, {"choices": [None]}),
+    *(None, "text", [], [1], {}, {"choices": None}, {"choices": "x"}, {"choices": []}),
+    {"choices": [None]},
     *({"choices": [{"message": each}]} for each in (None, [], "x", {"content": ["a"]})),
     *({"choices": [{"message": {"tool_calls": each}}]} for each in ("x", 3, [None], ["x"], [{}])),
     *(
@@ -173,51 +124,17 @@ MALFORMED = [
     ),
     *(
         {"choices": [{"message": TEXT}], "usage": each}
-        for each in ("x", [1], {"prompt_tokens": "x"})
+        for each in ("x", [1], {"prompt_tokens": "x"}, {"prompt_tokens_details": "x"})
     ),
-    {"choices": [{"message": TEXT}], "usage": {"prompt_tokens_details": "x"}},
+    *(b"[" * 10**5, b"{", b"", b"1" * 5000, b'{"a": ' * 10**5),
 ]
 
 
-@pytest.mark.parametrize("reply", MALFORMED, ids=str)
-def test_malformed_replies_are_user_errors(server, reply):
-    server.reply = (200, reply)
-    agent = Agent(OpenAIModel(url(server), "name"), calculator(), max_steps=1)
+@pytest.mark.parametrize("reply", MALFORMED, ids=lambda reply: str(reply)[:60])
+def test_malformed_replies_are_user_errors(monkeypatch, reply):
+    model, _ = open_model(monkeypatch, reply, model="name")
     with pytest.raises(UserError, match="did not return a chat completion"):
-        agent.run("What is 1 + 2?")
-
-
-@pytest.mark.parametrize("text", ["[" * 10**5, "{", "", "1" * 5000, '{"a": ' * 10**5])
-def test_reply_that_is_not_json(server, text):
-    server.reply = (200, text.encode())
-    with pytest.raises(UserError, match="did not return a chat completion"):
-        OpenAIModel(url(server), "name").complete(QUESTION, [], 0)
-    server.reply = (500, text.encode())
-    with pytest.raises(UserError, match="server error 500: "):
-        OpenAIModel(url(server), "name").complete(QUESTION, [], 0)
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        *("null", "[]", "3", "{", '{"choices": [{}]}', '{"choices": [{"delta": null}]}'),
-        *('{"choices": [{"delta": "x"}]}', '{"choices": [{"delta": {"content": 3}}]}', "[" * 10**5),
-        '{"choices": [{"delta": {"reasoning_content": ["x"]}}]}',
-    ],
-)
-def test_malformed_events_are_user_errors(server, event):
-    server.reply = (200, f"data: {event}\n\ndata: [DONE]\n\n".encode())
-    with pytest.raises(UserError, match="malformed event from the server"):
-        list(OpenAIClient(url(server), "name").stream({"messages": QUESTION}))
-
-
-def test_unreachable_server():
-    with pytest.raises(
-        UserError, match="request to http.* failed: .*`tiny-llm serve` starts a server"
-    ):
-        OpenAIModel("http://127.0.0.1:9")
-    with pytest.raises(UserError, match="the URL must start with http"):
-        OpenAIModel("localhost:8000")
+        Agent(model, calculator(), max_steps=1).run("What is 1 + 2?")
 
 
 def test_invalid_tools_are_rejected():

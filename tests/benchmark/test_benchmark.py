@@ -9,7 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -71,10 +74,7 @@ def test_step_costs():
     assert COSTS.decode_bytes(4, 1000) - single == 3 * 1000 * COSTS.kv_bytes_per_token
     assert COSTS.decode_bytes(1, 0, weight_bits=16) == 16 / 4.25 * COSTS.decode_bytes(1, 0)
     assert COSTS.decode_flops(3, 128) == 3 * COSTS.decode_flops(1, 128)
-
-
-def test_prefill_flops_sum_over_tokens_with_a_single_head():
-    head = 2.0 * COSTS.head_weights
+    head = 2.0 * COSTS.head_weights  # multiplied once per prompt
     one_by_one = sum(COSTS.decode_flops(1, position + 1) - head for position in range(64))
     assert COSTS.prefill_flops(64) == pytest.approx(one_by_one + head, rel=1e-12)
 
@@ -88,10 +88,8 @@ def test_roofline_is_the_slower_of_memory_and_arithmetic():
     assert prefill.bound(COSTS, MACHINE) == pytest.approx(512 * 800e9 / COSTS.prefill_flops(512))
     attention = COSTS.prefill_attention_flops(512)
     seconds = (COSTS.prefill_flops(512) - attention) / 400e9 + attention / 200e9
-    bound = prefill.bound(COSTS, MACHINE, peaks=Peaks(400.0, 200.0))
-    assert bound == pytest.approx(512 / seconds), (
-        "the bound must use the matmul peak for matmuls and the attention peak for attention"
-    )
+    bound = prefill.bound(COSTS, MACHINE, peaks=Peaks(matmuls=400.0, attention=200.0))
+    assert bound == pytest.approx(512 / seconds)
 
 
 def test_long_contexts_move_their_keys_and_values():
@@ -109,6 +107,9 @@ def test_machine_limits_are_the_best_measurements():
     other = Machine("a processor", 2, 30.0, 600.0, 700.0, 0.0)
     assert best([MACHINE, other]) == Machine("a processor", 2, 40.0, 600.0, 800.0, 0.0)
     assert best([]) is None
+    avx2 = Machine("a processor", 2, 40.0, 200.0, 0.0, 0.0, 300.0)
+    assert avx2.peak_gflop_per_s == 300.0
+    assert "float32 200, 16-bit integer dot 300" in str(avx2)
 
 
 def q4_0_block(weights: list[float]) -> bytes:
@@ -126,19 +127,23 @@ def test_q4_0_packing_matches_the_specification():
         for row in rows
     ]
     assert [row.tobytes() for row in pack_q4_0(rows)] == expected
+    experts = rows[:4].reshape(2, 2, 96)
+    assert np.array_equal(pack_q4_0(experts), np.stack([pack_q4_0(expert) for expert in experts]))
 
 
-def test_every_weight_has_a_gguf_name():
-    names = [gguf_name(name) for name, _ in weight_shapes({**CONFIG, "tie_word_embeddings": False})]
+@pytest.mark.parametrize(
+    ("config", "some"),
+    [
+        ({**CONFIG, "tie_word_embeddings": False}, {"token_embd.weight", "blk.27.ffn_down.weight"}),
+        (MIXTURE, {"blk.0.ffn_gate_inp.weight", "blk.0.ffn_up_exps.weight"}),
+        (HYBRID, {"blk.0.ssm_dt.bias", "blk.0.ssm_a", "blk.3.post_attention_norm.weight"}),
+    ],
+    ids=["dense", "mixture", "hybrid"],
+)
+def test_every_weight_has_a_gguf_name(config, some):
+    names = [gguf_name(name, hybrid=config is HYBRID) for name, _ in weight_shapes(config)]
     assert len(set(names)) == len(names)
-    assert "token_embd.weight" in names
-    assert "blk.27.ffn_down.weight" in names
-    experts = [gguf_name(name) for name, _ in weight_shapes(MIXTURE)]
-    assert len(set(experts)) == len(experts)
-    assert {"blk.0.ffn_gate_inp.weight", "blk.0.ffn_up_exps.weight"} <= set(experts)
-    hybrid = [gguf_name(name, hybrid=True) for name, _ in weight_shapes(HYBRID)]
-    assert len(set(hybrid)) == len(hybrid)
-    assert {"blk.0.ssm_dt.bias", "blk.0.ssm_a", "blk.3.post_attention_norm.weight"} <= set(hybrid)
+    assert some <= set(names)
 
 
 def test_value_heads_are_interleaved_by_key_head():
@@ -149,17 +154,16 @@ def test_value_heads_are_interleaved_by_key_head():
     assert np.allclose(convert_weight("blk.0.ssm_a", rows, config)[:2], [-1, -np.exp(3)])
 
 
-def test_expert_matrices_are_packed_row_by_row():
-    experts = np.random.default_rng(0).normal(size=(3, 4, 64)).astype(np.float32)
-    rows = [pack_q4_0(expert) for expert in experts]
-    assert np.array_equal(pack_q4_0(experts), np.stack(rows))
-
-
 @pytest.mark.parametrize("config", [MIXTURE, HYBRID, HYBRID_MIXTURE], ids=lambda c: c["model_type"])
 def test_written_checkpoint_loads_for_every_family(tmp_path, config):
     write_checkpoint(tmp_path, config, bits=4, group_size=32)
     weights, _ = load_weights(str(tmp_path))
     assert weights.args == read_config(config)
+
+
+def test_demo_model_weights_are_dequantized():
+    shapes = dict(weight_shapes(json.loads((TARGET_PATH / "config.json").read_text())))
+    assert {name: weight.shape for name, weight in plain_weights(TARGET_PATH)} == shapes
 
 
 @pytest.mark.parametrize(
@@ -173,11 +177,6 @@ def test_costs_of_hybrid_shapes(shape, kv_bytes, state_mib, weights):
     assert costs.step_weights == pytest.approx(weights, rel=0.01)
     moved = costs.decode_bytes(4, 1000) - costs.decode_bytes(3, 1000)
     assert moved == 1000 * costs.kv_bytes_per_token + 2 * costs.state_bytes
-
-
-def test_demo_model_weights_are_dequantized():
-    shapes = dict(weight_shapes(json.loads((TARGET_PATH / "config.json").read_text())))
-    assert {name: weight.shape for name, weight in plain_weights(TARGET_PATH)} == shapes
 
 
 def test_report_with_missing_measurements(tmp_path):
@@ -209,7 +208,7 @@ def test_report_with_missing_measurements(tmp_path):
 
 
 def machine_with_bandwidth(gb_per_s: float) -> Machine:
-    return Machine("a processor", 2, gb_per_s, 500.0, 800.0, 0.0)
+    return replace(MACHINE, read_gb_per_s=gb_per_s)
 
 
 def test_utilization_uses_the_limits_around_each_round():
@@ -219,12 +218,9 @@ def test_utilization_uses_the_limits_around_each_round():
     results.machines = [machine_with_bandwidth(value) for value in (40.0, 80.0, 20.0, 20.0)]
     for slowdown in (1.25, 2.0, 4.0):
         results.add("tiny-llm", decode, {"seconds": slowdown * bound_s})
-    assert results.share_of_round_limits("tiny-llm", decode) == pytest.approx(0.8), (
-        "expected 0.8, the median of 0.8, 0.5 and 1"
-    )
-    assert results.share("tiny-llm", decode) == pytest.approx(0.5), (
-        "expected a share of the best round's limits"
-    )
+    # The median of 0.8, 0.5 and 1, and a share of the best round's limits.
+    assert results.share_of_round_limits("tiny-llm", decode) == pytest.approx(0.8)
+    assert results.share("tiny-llm", decode) == pytest.approx(0.5)
     assert results.share_of_round_limits("tiny-llm", METRICS["prefill-512"]) is None
     assert results.above_limits() == []
     results.machines = [machine_with_bandwidth(20.0)] * 4
@@ -241,12 +237,6 @@ def test_limits_of_a_block_are_the_higher_of_those_before_and_after(capsys):
     assert limits.share("prefill", 5.0, 4.0) == "125 %"
     assert limits.exit_status() == 1
     assert "above the machine's limits: prefill 125 %. " in capsys.readouterr().err
-
-
-def test_peak_includes_integer_products():
-    avx2 = Machine("a processor", 2, 40.0, 200.0, 0.0, 0.0, 300.0)
-    assert avx2.peak_gflop_per_s == 300.0
-    assert "float32 200, 16-bit integer dot 300" in str(avx2)
 
 
 # All peaks are known: float32, bfloat16, AMX, 16-bit integers, 8-bit integers.
@@ -276,12 +266,9 @@ def test_peaks_are_those_of_the_instructions_in_use(isa, quantized, matmuls, att
     peaks = EVERY_PEAK.kernel_peaks(isa, quantized)
     assert (peaks.matmuls, peaks.attention) == pytest.approx((matmuls, attention))
     assert EVERY_PEAK.highest_peaks == Peaks(3200.0, 3200.0)
-
-
-@pytest.mark.parametrize("isa", ["avx2", "avx512", "amx"])
-def test_an_unmeasured_peak_is_replaced_by_the_highest(isa):
-    other = Machine("a processor", 2, 40.0, 100.0, 0.0, 0.0)
-    assert other.kernel_peaks(isa) == Peaks(100.0, 100.0)
+    if isa in ("avx2", "avx512", "amx"):  # an unmeasured peak is replaced by the highest
+        other = Machine("a processor", 2, 40.0, 100.0, 0.0, 0.0)
+        assert other.kernel_peaks(isa) == Peaks(100.0, 100.0)
 
 
 def test_shares_are_relative_to_the_kernels_peaks():
@@ -294,9 +281,8 @@ def test_shares_are_relative_to_the_kernels_peaks():
     assert share == "50 %"
     dense = ModelCosts.from_config(CONFIG)
     row, _ = throughput(metric, times, dense, EVERY_PEAK, limits)
-    assert row["roofline_tokens_per_s"] == metric.bound(
-        dense, EVERY_PEAK, peaks=Peaks(100.0, 100.0)
-    )
+    bound = metric.bound(dense, EVERY_PEAK, peaks=Peaks(100.0, 100.0))
+    assert row["roofline_tokens_per_s"] == bound
 
 
 @pytest.mark.parametrize(
@@ -313,27 +299,20 @@ def test_peaks_of_operations(name, isa, peak):
     assert ops.kernel_peak(name, EVERY_PEAK, isa) == pytest.approx(peak)
 
 
-def test_other_systems_may_use_8_bit_dot_products():
-    prefill = METRICS["prefill-512"]
-    results = Results("a shape", COSTS, ["tiny-llm", "llama.cpp"], [prefill], "avx512")
+@pytest.mark.parametrize("exact", [None, []], ids=["exact", "8-bit activations"])
+def test_limits_are_those_of_the_dot_products_in_use(exact):
+    """Other systems may use 8-bit dot products, and so may tiny-llm's inexact kernels."""
+    prefill, options = METRICS["prefill-512"], {} if exact is None else {"exact": exact}
+    systems = ["tiny-llm", "llama.cpp"]
+    results = Results("a shape", COSTS, systems, [prefill], "avx512", **options)
     results.machines = [EVERY_PEAK] * 2
     bound = prefill.bound(COSTS, EVERY_PEAK, peaks=EVERY_PEAK.kernel_peaks("avx512"))
-    for system in results.systems:
+    for system in systems:
         results.describe(system, Ready(1.0, 10**9, system, 4.25))
         results.add(system, prefill, {"seconds": 512 / (2 * bound)})
     assert results.share("llama.cpp", prefill) < 0.2
-    assert results.above_limits() == ["tiny-llm, prefill 512 200 %"]
-
-
-def test_limits_with_8_bit_activations():
-    prefill = METRICS["prefill-512"]
-    results = Results("a shape", COSTS, ["tiny-llm"], [prefill], "avx512", exact=[])
-    results.machines = [EVERY_PEAK] * 2
-    bound = prefill.bound(COSTS, EVERY_PEAK, peaks=EVERY_PEAK.kernel_peaks("avx512"))
-    results.add("tiny-llm", prefill, {"seconds": 512 / (2 * bound)})
-    assert results.above_limits() == [], (
-        "the limit of 8-bit dot products must apply, which the result does not exceed"
-    )
+    above = [] if options else ["tiny-llm, prefill 512 200 %"]
+    assert results.above_limits() == above
 
 
 def peers_arguments(monkeypatch, work: Path, *flags: str) -> None:
@@ -344,11 +323,8 @@ def peers_arguments(monkeypatch, work: Path, *flags: str) -> None:
 
 @pytest.fixture
 def _no_probe(monkeypatch):
-    def build_probe(folder, isa):
-        raise ProbeError("no probe")
-
     monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
-    monkeypatch.setattr(peers, "build_probe", build_probe)
+    monkeypatch.setattr(peers, "build_probe", Mock(side_effect=ProbeError("no probe")))
 
 
 @pytest.mark.skipif(kernels.prepack_rows() == 0, reason="needs kernels that round activations")
@@ -410,7 +386,7 @@ def test_limits_are_those_of_the_forced_instruction_set(monkeypatch):
         (
             ["-march=native", *ISA_FLAGS["avx2"][1:]],
             "int16_dot",
-            "(?:vpmaddwd|vpdpwssd)\\s.*%ymm",
+            r"vp(?:maddwd|dpwssd)\s.*%ymm",
             12,
         ),
         (["-mavx512f", "-mavx512bf16"], "bf16_dot", "vdpbf16ps", 24),
@@ -425,35 +401,29 @@ def test_probe_executes_the_operations_it_counts(flags, function, instruction, s
     assert max(counts, default=0) >= sums, "the compiler merged the sums"
 
 
-class FakeWorker:
-    """Worker with scripted timings that records the order of calls."""
-
-    def __init__(self, name: str, seconds: list[float], calls: list[str]):
-        self._name = name
-        self._seconds = iter(seconds)
-        self._calls = calls
-
-    def run(self, request, limit_s):
-        assert request == {"kind": "decode", "tokens": 128, "batch": 1}
-        self._calls.append(self._name)
-        return {"seconds": next(self._seconds)}
-
-
 def test_ab_comparison_alternates_its_workers():
     calls = []
+
+    def worker(name: str, *seconds: float) -> SimpleNamespace:
+        remaining = iter(seconds)
+
+        def run(request, limit_s):
+            assert request == {"kind": "decode", "tokens": 128, "batch": 1}
+            calls.append(name)
+            return {"seconds": next(remaining)}
+
+        return SimpleNamespace(run=run)
+
     workers = {
-        "other": FakeWorker("other", [9, 2.0, 4.0, 8.0], calls),
-        "this": FakeWorker("this", [9, 1.0, 4.0, 6.0], calls),
+        "other": worker("other", 9, 2.0, 4.0, 8.0),
+        "this": worker("this", 9, 1.0, 4.0, 6.0),
     }
     metric = METRICS["decode-128"]
     seconds = ab_compare.run_interleaved(workers, metric, rounds=3, limit_s=1)
-    assert seconds == {"other": [2.0, 4.0, 8.0], "this": [1.0, 4.0, 6.0]}, (
-        "expected the times of all runs except the warm-up"
-    )
+    assert seconds == {"other": [2.0, 4.0, 8.0], "this": [1.0, 4.0, 6.0]}, "expected no warm-up"
     assert calls == ["other", "this", "this", "other"] * 2
-    assert ab_compare.report(metric, seconds)["ratio"] == 0.75, (
-        "expected 0.75, the median of 0.5, 1 and 0.75"
-    )
+    # The median of 0.5, 1 and 0.75.
+    assert ab_compare.report(metric, seconds)["ratio"] == 0.75
 
 
 def test_checkout_without_a_virtual_environment_is_rejected(tmp_path):
@@ -475,15 +445,14 @@ def test_sampled_chunks_stand_for_a_prompt(tokens):
 def test_benchmarks_of_a_model_fail_above_its_limits(monkeypatch, capsys, on_cpu, benchmark):
     """The exit status is 1 if results exceed the limits, and 2 for a user error."""
     module = importlib.import_module(f"benchmark.{benchmark}")
-    flags = {
-        "single_request": ["--max-prefill=128", "--max-context=200", "--repeats=1", "--steps=3"],
-        "batch": ["--max-batch=1", "--steps=3"],
-    }
+    flags = ["--max-batch=1"]
+    if benchmark == "single_request":
+        flags = ["--max-prefill=128", "--max-context=200", "--repeats=1"]
     slow = Machine("a slow processor", 2, 1e-3, *[1e-3] * 5)
     for machine, status in ((slow, 1), (FAST, 0)):
         fixed = contextlib.nullcontext(Limits(lambda machine=machine: machine, "avx2"))
         monkeypatch.setattr(model_driver, "measured_limits", lambda fixed=fixed: fixed)
-        monkeypatch.setattr(sys, "argv", [benchmark, *flags[benchmark]])
+        monkeypatch.setattr(sys, "argv", [benchmark, *flags, "--steps=3"])
         assert module.main() == status
         output = capsys.readouterr()
         assert json.loads(output.out.splitlines()[-1])["model"] == "demo"
@@ -496,10 +465,7 @@ def test_benchmarks_of_a_model_fail_above_its_limits(monkeypatch, capsys, on_cpu
 @pytest.mark.parametrize("error", [UserError("no model."), WorkerError("openvino exited: 1")])
 def test_errors_of_the_user_and_of_workers_are_one_line(monkeypatch, capsys, error):
     monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
-
-    def run(args: argparse.Namespace) -> int:
-        raise error
-
+    run = Mock(side_effect=error)
     assert command.run_command("fairness", argparse.Namespace(), run) == 2
     assert capsys.readouterr() == ("", f"fairness: {error}\n")
 
@@ -520,12 +486,9 @@ def test_long_prompts_and_contexts(tmp_path, monkeypatch, capsys, on_cpu):
         "| decode at 4,096",
         "| decode at 8,192",
     ]
-    rows = json.loads(lines[-1])["rows"]
-    costs = ModelCosts.from_folder(tmp_path)
-    for row in rows:
-        bound = Metric("", "", row["metric"], row["tokens"]).bound(
-            costs, FAST, peaks=FAST.kernel_peaks("avx2")
-        )
+    costs, peaks = ModelCosts.from_folder(tmp_path), FAST.kernel_peaks("avx2")
+    for row in json.loads(lines[-1])["rows"]:
+        bound = Metric("", "", row["metric"], row["tokens"]).bound(costs, FAST, peaks=peaks)
         assert row["roofline_tokens_per_s"] == bound
 
 

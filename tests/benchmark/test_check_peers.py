@@ -69,22 +69,21 @@ class FakePeer:
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", TIE_TOLERANCES)
 def test_peer_with_different_tokens_is_detected(checkpoint, exact):
-    reference = Reference(checkpoint)
-    prompt = check_peers.prompts()[1]
+    reference, prompt = Reference(checkpoint), check_peers.prompts()[1]
     request = {"kind": "generate", "ids": prompt, "tokens": NEW_TOKENS}
-    right = reference.agreement(prompt, FakePeer(reference, 0).ask(request), TIE_TOLERANCES[exact])
-    assert right.equal == NEW_TOKENS
-    wrong = reference.agreement(prompt, FakePeer(reference, 9).ask(request), TIE_TOLERANCES[exact])
-    assert wrong.equal == 0
+    right, wrong = (
+        reference.agreement(prompt, FakePeer(reference, rank).ask(request), TIE_TOLERANCES[exact])
+        for rank in (0, 9)
+    )
+    assert (right.equal, wrong.equal) == (NEW_TOKENS, 0)
     assert wrong.ties < NEW_TOKENS / 4, "expected few ties among the tokens at rank ten"
 
 
 def test_tokens_a_peer_never_chooses_are_excluded(checkpoint):
-    reference = Reference(checkpoint)
-    prompt = check_peers.prompts()[0]
+    reference, prompt = Reference(checkpoint), check_peers.prompts()[0]
     request = {"kind": "generate", "ids": prompt, "tokens": NEW_TOKENS}
-    best = FakePeer(reference, 0).ask(request)
-    reply = {"tokens": best["tokens"], "excluded": [best["tokens"][0]]}
+    best = FakePeer(reference, 0).ask(request)["tokens"]
+    reply = {"tokens": best, "excluded": [best[0]]}
     assert not reference.agreement(prompt, reply, TIE_TOLERANCES[True]).all_agree
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import suppress
 
 import pytest
 
@@ -32,22 +33,17 @@ class Server:
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        while head := await self._head(reader):
-            self.requests += 1
-            await reader.readexactly(int(re.search(rb"Content-Length: (\d+)", head)[1]))
-            for start in range(0, len(self._reply), 7):
-                writer.write(self._reply[start : start + 7])
-                await asyncio.sleep(0)
-            if not self._keep_alive:
-                break
+        with suppress(asyncio.IncompleteReadError):  # the client has closed the connection
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.requests += 1
+                await reader.readexactly(int(re.search(rb"Content-Length: (\d+)", head)[1]))
+                for start in range(0, len(self._reply), 7):
+                    writer.write(self._reply[start : start + 7])
+                    await asyncio.sleep(0)
+                if not self._keep_alive:
+                    break
         writer.close()
-
-    @staticmethod
-    async def _head(reader: asyncio.StreamReader) -> bytes:
-        try:
-            return await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:  # the client has closed the connection
-            return b""
 
 
 def run_against(reply: bytes, clients: int, keep_alive: bool = True) -> tuple[LoadResult, Server]:

@@ -1,7 +1,9 @@
-"""Runs commands in the test's process."""
+"""Runs commands in the test's process; a stub of a server for `--url`."""
 
+from functools import partial
 from types import ModuleType
 
+import httpx2
 import pytest
 
 
@@ -14,11 +16,16 @@ def run_command(
     return status, captured.out, captured.err
 
 
-def assert_rejected(result: tuple[int, str, str], command: str, message: str) -> None:
-    """Asserts exit status 2, and an error in one sentence as the last line."""
-    status, out, err = result
-    assert status == 2
-    assert out == ""
-    last = err.splitlines()[-1]
-    assert last.startswith(f"{command}: ")
-    assert message in last
+def stub_server(
+    monkeypatch: pytest.MonkeyPatch, content: bytes | str, status: int = 200
+) -> list[httpx2.Request]:
+    """Gives every request of an `httpx2.Client` the same response; returns the requests."""
+    requests = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        requests.append(request)
+        return httpx2.Response(status, content=content)
+
+    client = partial(httpx2.Client, transport=httpx2.MockTransport(respond))
+    monkeypatch.setattr(httpx2, "Client", client)
+    return requests

@@ -15,18 +15,14 @@ import pytest
 from rich.console import Console
 
 from tests.cli.support import run_command
-from tests.support import FLASH_FLAGS, ByteTokenizer, assert_equal, tiny_model
+from tests.support import ByteTokenizer, assert_equal, tiny_model
 from tiny_llm import Qwen3ModelWeek2, Qwen3ModelWeek3, make_sampler, simple_generate_with_kv_cache
-from tiny_llm.batch import BatchGeneration
 from tiny_llm.cli import batch
-from tiny_llm.cli.backends import local
 from tiny_llm.cli.backends.batch_runs import (
     BatchProgress,
-    CourseBatchRun,
-    EngineBatchRun,
     EngineState,
-    MlxBatchRun,
     RequestProgress,
+    open_batch_run,
 )
 from tiny_llm.cli.backends.local import Checkpoint
 from tiny_llm.cli.batch import PlainLines, batch_table, speed_line
@@ -69,61 +65,51 @@ def test_outputs_are_in_prompt_order_when_redirected(capsys):
     assert len(lines) == 1 + 2 * 16
 
 
-def test_max_tokens_and_batch_shape(capsys):
-    argv = ["--max-tokens", "2", "--batch-size", "3", "--prefill-step", "64"]
-    status, out, _ = run(capsys, *argv)
+def test_thinking_max_tokens_and_batch_shape(capsys):
+    shape = ["--max-tokens", "2", "--batch-size", "3", "--prefill-step", "64"]
+    status, out, _ = run(capsys, "--enable-thinking", *shape)
     assert status == 0
+    assert out.count("<think>") == 16
     assert STATISTICS.fullmatch(out.splitlines()[-1])[1] == str(16 * 2)
 
 
 @pytest.mark.slow
-def test_paged_cache_does_not_change_output(capsys):
-    argv = ["--max-tokens", "12", "--batch-size", "3", "--prefill-step", "16"]
+def test_implementations_have_the_same_output_and_the_engine_records_it(capsys, tmp_path):
+    file = tmp_path / "run.json"
+    week2, engine = ["--loader", "week2"], ["--record", str(file), "--kv-cache-bytes", str(2**24)]
+    others = (week2, ["--loader", "week3"], ["--solution", "mlx"])
+    short = ["--max-tokens", "12", "--batch-size", "3", "--prefill-step", "16"]
+    short_runs = [[*flags, *short] for flags in ([], *others)]
     outputs = []
-    others = (["--loader", "week2"], ["--loader", "week3"], ["--solution", "mlx"])
-    for flags in ([], *others):
-        status, out, err = run(capsys, *argv, *flags)
-        assert status == 0
+    for flags in (*short_runs, week2, [*engine, "--draft-model", "demo-draft"]):
+        status, out, err = run(capsys, *flags)
+        assert status == 0, err
         assert "[15] finished: " in err
-        outputs.append(out.rpartition("\n\n")[0])
-    assert outputs == outputs[:1] * 4
-
-
-def test_thinking(capsys):
-    _, out, _ = run(capsys, "--enable-thinking", "--max-tokens", "3")
-    assert out.count("<think>") == 16
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("flag", "flash"), FLASH_FLAGS)
-def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash):
-    calls = []
-
-    def dispatch(name, mlx_model, week, **options):
-        calls.append((week, options))
-        return Qwen3ModelWeek2(mlx_model)
-
-    monkeypatch.setattr(local, "dispatch_model", dispatch)
-    argv = [*flag, "--loader", "week2", "--device", "cpu", "--max-tokens", "1"]
-    assert run(capsys, *argv)[0] == 0
-    assert calls == [(2, {"enable_flash_attn": flash})]
+        outputs.append(out.split("\n\n")[:16])
+    assert outputs[:4] == outputs[:1] * 4
+    assert outputs[4] == outputs[5]
+    hits = r"prefix cache hits: \d+ of 1692 prompt tokens .* draft tokens: \d+ of \d+"
+    assert re.search(hits, out)
+    assert STATISTICS.fullmatch(out.splitlines()[-1])
+    assert f"recorded: {file}" in err
+    recording = json.loads(file.read_text())
+    assert (recording["schema"], recording["version"]) == ("tiny-llm-run", 1)
+    ended = [event for event in recording["events"] if event["event"] == "request_ended"]
+    assert sorted(int(event["request_id"]) for event in ended) == list(range(16))
+    assert {event["reason"] for event in ended} == {"stop"}
 
 
 # Redraws after every step, since the demo model may finish within one refresh interval.
-REDRAW_AFTER_EVERY_STEP = """
-import sys
-from tiny_llm.cli import batch
-
-batch.REDRAW_SECONDS = 0
-sys.exit(batch.main())
-"""
+PROGRAM = (
+    "import sys; from tiny_llm.cli import batch; batch.REDRAW_SECONDS = 0; sys.exit(batch.main())"
+)
 
 
 def run_in_terminal(*argv: str, interrupt: bool = False) -> tuple[int, str]:
     """Runs the command in a 100-column terminal; returns its status and output."""
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", REDRAW_AFTER_EVERY_STEP, *DEMO, *argv],
+        [sys.executable, "-c", PROGRAM, *DEMO, *argv],
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
@@ -146,11 +132,34 @@ def run_in_terminal(*argv: str, interrupt: bool = False) -> tuple[int, str]:
     return process.wait(timeout=60), received.decode()
 
 
-def test_plain_in_a_terminal():
-    status, screen = run_in_terminal("--max-tokens", "2", "--plain")
+@pytest.mark.parametrize(
+    ("flags", "present", "absent"),
+    [
+        (["--max-tokens", "2", "--plain"], ["[0] started: "], "decoding"),
+        (
+            ["--max-tokens", "16"],
+            [
+                *(
+                    "slot",
+                    "decoding",
+                    "waiting",
+                    "finished",
+                    "16 of 16",
+                    "tokens/s",
+                    "[15] Who are",
+                ),
+                *("pages", "shared", "prefix cache"),
+            ],
+            "started: ",
+        ),
+    ],
+    ids=["plain", "live"],
+)
+def test_output_in_a_terminal(flags, present, absent):
+    status, screen = run_in_terminal(*flags)
     assert status == 0
-    assert "[0] started: " in screen
-    assert "decoding" not in screen
+    assert not [word for word in present if word not in screen]
+    assert absent not in screen
 
 
 def test_interrupt_restores_the_terminal():
@@ -169,12 +178,8 @@ def render(batch_run, width: int = 80) -> str:
 
 
 class FakeRun:
-    is_done = False
-
-    def __init__(self):
-        self.outputs = {3: "done"}
-        self.prefilling = [RequestProgress(5, 300, 128)]
-        self.engine = None
+    is_done, outputs, engine = False, {3: "done"}, None
+    prefilling = (RequestProgress(5, 300, 128),)
 
     def progress(self):
         slots = [RequestProgress(0, 12, 12, 5, "naïve 数学" * 20), None]
@@ -195,16 +200,26 @@ def test_live_view_shows_every_request_state(width):
     assert "prompt: 150 tokens, 75.0 tokens/s | generation: 10 tokens, 5.0 tokens/s" in lines[7]
 
 
-def test_live_view_of_a_prefilled_request_without_a_slot():
+def test_live_view_without_prefill_or_tokens():
     fake_run = FakeRun()
     fake_run.prefilling = [RequestProgress(5, 300, 300, 1, "<think>")]
     assert "waiting for slot" in render(fake_run)
     fake_run.prefilling = []
     assert render(fake_run).splitlines()[3].split() == ["next", "–", "idle"]
-
-
-def test_throughput_before_the_first_token():
     assert speed_line([], 0.0).startswith("prompt: 0 tokens, 0.0 tokens/s")
+
+
+def test_live_view_of_kv_cache_pages():
+    fake_run = FakeRun()
+    pages = PageCounts(free=8, cached=4, used=4, shared=2)
+    fake_run.engine, fake_run.prefilling = EngineState(pages, 200, 50, 32, 3, 10, 7), []
+    lines = render(fake_run, 130).splitlines()
+    assert lines[3].strip() == "", "the engine's view must have no row for prefill"
+    bar = lines[5].split()[1]
+    assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
+    assert "2 shared, 2 exclusive, 4 cached, 8 free of 16" in lines[5]
+    expected = "50 of 200 prompt tokens (25%), 32 of them from disk | preemptions: 3"
+    assert f"{expected} | draft tokens: 7 of 10" in lines[6]
 
 
 def test_plain_output_has_one_line_per_event():
@@ -224,34 +239,18 @@ PROMPTS = ["a", "hello there", "x" * 40, "one two three", "zz"]
 LIMITS = [3, 1, 6, 2, 12]
 
 
-def open_run(solution: str, mlx_model, ignore_eos: bool = False):
-    prompts = [list(prompt.encode()) for prompt in PROMPTS]
-    checkpoint = Checkpoint("tiny", mlx_model, ByteTokenizer())
-    if solution == "mlx":
-        return MlxBatchRun(checkpoint, prompts, LIMITS, make_sampler(0), 2, 16, ignore_eos)
-    if solution == "engine":
-        flags = ["--batch-size", "2", "--prefill-step", "16", "--sampler-temp", "0"]
-        args = batch.make_parser("batch").parse_args(flags)
-        return EngineBatchRun(args, checkpoint, prompts, LIMITS, ignore_eos)
-    week2, limits = Qwen3ModelWeek2(mlx_model), {"max_tokens": LIMITS, "ignore_eos": ignore_eos}
-    return CourseBatchRun(BatchGeneration(week2, ByteTokenizer(), prompts, 60, 2, 16, **limits))
-
-
-@pytest.mark.parametrize("solution", ["ref", "mlx"])
-def test_runs_return_one_output_per_prompt(solution):
+@pytest.mark.parametrize(
+    "flags",
+    [["--loader", "week2"], ["--solution", "mlx"], ["--loader", "engine"]],
+    ids=lambda flags: flags[1],
+)
+def test_progress_and_output_of_each_prompt(flags):
+    flags = [*flags, "--batch-size", "2", "--prefill-step", "16", "--sampler-temp", "0"]
+    args = batch.make_parser("batch").parse_args(flags)
     mlx_model = tiny_model(vocab_size=256)
-    batch_run = open_run(solution, mlx_model)
-    while not batch_run.is_done:
-        batch_run.step()
-    model = Qwen3ModelWeek2(mlx_model)
-    for index, (prompt, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True)):
-        expected = simple_generate_with_kv_cache(model, ByteTokenizer(), prompt, max_tokens=limit)
-        assert batch_run.outputs[index] == expected
-
-
-@pytest.mark.parametrize("solution", ["ref", "mlx", "engine"])
-def test_runs_report_progress_per_prompt(solution):
-    batch_run = open_run(solution, tiny_model(vocab_size=256), ignore_eos=True)
+    checkpoint = Checkpoint("qwen3", mlx_model, ByteTokenizer())
+    prompts = [list(prompt.encode()) for prompt in PROMPTS]
+    batch_run = open_batch_run(args, checkpoint, prompts, LIMITS, make_sampler(0), ignore_eos=True)
     progress = batch_run.progress()
     assert (progress.waiting, progress.started) == (list(range(5)), [])
     partly_prefilled = False
@@ -264,12 +263,16 @@ def test_runs_report_progress_per_prompt(solution):
         indices = [*(each.index for each in active), *batch_run.outputs, *progress.waiting]
         assert sorted(indices) == list(range(5)), "a started prompt is either active or finished"
         partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in active)
-        if solution == "engine":
+        if "engine" in flags:
             assert f"{progress.engine.pages.free} free of" in render(batch_run, 120)
     assert partly_prefilled
+    model = Qwen3ModelWeek2(mlx_model)
     for each in batch_run.progress().started:
-        assert each.new_tokens == LIMITS[each.index]
-        assert each.prompt_tokens == each.prefilled == len(PROMPTS[each.index])
+        prompt, limit = PROMPTS[each.index], LIMITS[each.index]
+        assert each.new_tokens == limit
+        assert each.prompt_tokens == each.prefilled == len(prompt)
+        expected = simple_generate_with_kv_cache(model, ByteTokenizer(), prompt, max_tokens=limit)
+        assert batch_run.outputs[each.index] == expected
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
@@ -281,49 +284,6 @@ def test_kv_memory_fits_the_longest_requests(dtype):
     decoder = serving_model("demo", mlx_model, page_size=16, kv_cache_dtype="int8")
     int8_size = replace(size, kv_cache_dtype="int8")
     assert int8_size.kv_bytes_per_token == decoder.kv_bytes_per_token
-
-
-def test_live_view_of_kv_cache_pages():
-    fake_run = FakeRun()
-    pages = PageCounts(free=8, cached=4, used=4, shared=2)
-    fake_run.engine, fake_run.prefilling = EngineState(pages, 200, 50, 32, 3, 10, 7), []
-    lines = render(fake_run, 130).splitlines()
-    assert lines[3].strip() == "", "the engine's view must have no row for prefill"
-    bar = lines[5].split()[1]
-    assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
-    assert "2 shared, 2 exclusive, 4 cached, 8 free of 16" in lines[5]
-    expected = "50 of 200 prompt tokens (25%), 32 of them from disk | preemptions: 3"
-    assert f"{expected} | draft tokens: 7 of 10" in lines[6]
-
-
-@pytest.mark.slow
-def test_engine_output_matches_week_2_and_is_recorded(capsys, tmp_path):
-    file = tmp_path / "run.json"
-    status, expected, err = run(capsys, "--loader", "week2")
-    assert status == 0, err
-    argv = ["--record", str(file), "--kv-cache-bytes", str(2**24)]
-    status, out, err = run(capsys, *argv, "--draft-model", "demo-draft")
-    assert status == 0
-    assert out.split("\n\n")[:16] == expected.split("\n\n")[:16]
-    assert re.search(
-        r"prefix cache hits: \d+ of 1692 prompt tokens .* draft tokens: \d+ of \d+", out
-    )
-    assert STATISTICS.fullmatch(out.splitlines()[-1])
-    assert f"recorded: {file}" in err
-    recording = json.loads(file.read_text())
-    assert (recording["schema"], recording["version"]) == ("tiny-llm-run", 1)
-    ended = [event for event in recording["events"] if event["event"] == "request_ended"]
-    assert sorted(int(event["request_id"]) for event in ended) == list(range(16))
-    assert {event["reason"] for event in ended} == {"stop"}
-
-
-def test_live_view_in_a_terminal():
-    status, screen = run_in_terminal("--max-tokens", "16")
-    assert status == 0
-    words = ("slot", "decoding", "waiting", "finished", "16 of 16", "tokens/s", "[15] Who are")
-    for word in (*words, "pages", "shared", "prefix cache"):
-        assert word in screen
-    assert "starts: " not in screen
 
 
 def test_seed_makes_the_batch_reproducible(capsys, monkeypatch):

@@ -77,15 +77,12 @@ def test_speculative_decoding_streams_one_response_per_token():
     backend = open_backend(parse("--draft-model", "demo-draft"))
     prompt = backend.checkpoint.encode_chat([{"role": "user", "content": QUESTIONS[1]}])
     responses = list(backend.stream(prompt))
-    assert [response.generation_tokens for response in responses] == list(
-        range(1, len(responses) + 1)
-    )
-    assert [response.finish_reason for response in responses[:-1]] == [None] * (len(responses) - 1)
-    assert responses[-1].finish_reason == "stop"
+    count = len(responses)
+    assert [response.generation_tokens for response in responses] == list(range(1, count + 1))
+    assert [response.finish_reason for response in responses] == [None] * (count - 1) + ["stop"]
     assert "".join(response.text for response in responses).startswith("A large language model")
     drafts = backend.speculation_statistics()
-    assert drafts is not None
-    assert drafts.target_steps < len(responses)
+    assert drafts.target_steps < count
     assert 0 < drafts.num_accepted_tokens <= drafts.num_draft_tokens
 
 
@@ -101,19 +98,16 @@ def test_sampling_flags_are_passed_to_the_engine(monkeypatch):
 
 @pytest.mark.slow
 def test_kv_memory_covers_the_context_and_is_allocated_on_demand():
-    args = parse("--max-tokens", "3")
-    args.loader = "engine"
-    checkpoint = open_checkpoint(args)
-    outputs = EngineBackend(args, checkpoint)
-    target = outputs._llm.runner.target
+    backend = open_backend(parse("--max-tokens", "3"))
+    llm = backend.stream.__self__._llm
+    target, config = llm.runner.target, llm.scheduler.config
     assert target.nbytes == 0
-    list(outputs.stream(checkpoint.encode_chat([{"role": "user", "content": "Hello!"}])))
+    run_question(backend, "Hello!")
     per_token = target.model.kv_bytes_per_token
     assert 0 < target.nbytes <= 64 * per_token, "expected the memory of the request's pages"
-    context = checkpoint.mlx_model.args.max_position_embeddings
-    config = outputs._llm.scheduler.config
+    context = backend.checkpoint.mlx_model.args.max_position_embeddings
     assert config.num_pages * config.page_size >= context
-    list(outputs.stream([5] * (context - 2)))
+    list(backend.stream([5] * (context - 2)))
     assert target.nbytes >= (context - 2) * per_token
 
 
@@ -129,8 +123,8 @@ def test_chat_turn_computes_only_new_tokens(engine_outputs):
     first, second, third = engine_outputs
     assert first.num_cached_tokens == 0
     for before, output in ((first, second), (second, third)):
-        num_cached = len(before.prompt_token_ids) // 32 * 32  # full pages
-        assert output.num_cached_tokens >= num_cached
+        # All full pages of the previous prompt.
+        assert output.num_cached_tokens >= len(before.prompt_token_ids) // 32 * 32
         assert len(output.prompt_token_ids) - output.num_cached_tokens < 64
     assert third.num_cached_tokens > 0
 

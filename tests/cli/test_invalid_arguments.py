@@ -4,10 +4,12 @@ import pytest
 
 from tests.cli.support import run_command
 from tests.cli.test_bench import SMALL
-from tiny_llm.cli import batch, bench, entrypoint, main
+from tiny_llm.cli import batch, bench, chat, check_installation, entrypoint, main, serve
 
 # Arguments before those of a row.
-DEFAULTS = {main: ["--max-tokens", "80"], batch: ["--model", "demo"], bench: SMALL, entrypoint: []}
+DEFAULTS = {main: ["--max-tokens", "80"], batch: ["--model", "demo"], bench: SMALL}
+PINNED = ["--kv-cache-bytes", "1e8", "--max-memory", "15e7"]
+ONE, TWO = ["--model", "demo"], ["--model", "demo", "--model", "demo-draft"]
 SENTENCES = {
     main: [
         (["--model", "nonsense"], "unknown model 'nonsense'"),
@@ -41,6 +43,7 @@ SENTENCES = {
         (["--block-size", "16", "--loader", "week2"], "--block-size: only the engine has a"),
         (["--num-drafts", "2", "--solution", "mlx"], "--num-drafts has no effect with"),
         (["--num-drafts", "2"], "num_drafts=2 requires draft_model or speculative='ngram'"),
+        (["--prefix-cache-disk-bytes", "1e9"], "requires prefix_cache_dir"),
         (["--temperatur", "1"], "unrecognized arguments: --temperatur 1"),
     ],
     batch: [
@@ -104,6 +107,62 @@ SENTENCES = {
         (["--print-completion", "dos"], "--print-completion: invalid choice: 'dos' (choose from"),
         (["--loader", "week2"], "unrecognized arguments: --loader"),
     ],
+    check_installation: [(["--draft-model", "demo"], "--draft-model requires --model.")],
+    chat: [
+        (["--url", "localhost:8000"], "the URL must start with http"),
+        (["--url", "http://x:y"], "the request to http://x:y/v1 failed: Invalid port: 'y'."),
+        (["--url", "http://127.0.0.1:9"], "`tiny-llm serve` starts a server"),
+        (["--url", "http://x", "--device", "cpu"], "--device has no effect with --url"),
+        (["--url", "http://x", "--speculative", "ngram"], "--speculative has no effect with"),
+        (["--url", "http://x", "--solution", "mlx"], "--solution mlx has no effect with --url"),
+        (["--url", "http://x", "--enable-thinking"], "--reasoning-effort high"),
+        (["--url", "http://x", "--api-key", "k\udce9"], "the API key is not UTF-8 at character 1"),
+        (["--url", "http://x", "--api-key", ""], "--api-key must not be empty"),
+        (["--api-key", "k"], "--api-key requires --url"),
+    ],
+    serve: [
+        (["--host", "0.0.0.0"], "exposes the server to other machines without an API key"),
+        (["--port", "70000"], "--port: must be between 0 and 65535, got 70000"),
+        (["--watchdog", "0"], "--watchdog: must be at least 0.001, got 0"),
+        (["--max-queue", "-1"], "--max-queue: must be at least 0, got -1"),
+        (["--generation-config", "mine"], "--generation-config: invalid choice: 'mine'"),
+        (["--block-size", "0"], "--block-size: must be at least 1, got 0"),
+        (["--model", "nothing"], "unknown model 'nothing'"),
+        (["--chat-template", "/nowhere"], "the chat template /nowhere cannot be read"),
+        ([*ONE, "--lora-modules", "sql"], "argument --lora-modules: must be NAME=DIR, got sql"),
+        (
+            [*ONE, "--lora-modules", "a=x", "a=y"],
+            "--lora-modules: 'a' is already the name of the model",
+        ),
+        (
+            [*ONE, "--lora-modules", "demo=x"],
+            "--lora-modules: 'demo' is already the name of the model",
+        ),
+        (
+            [*ONE, "--lora-modules", "a=x", "--adapter-path", "y"],
+            "adapter_path and lora_modules cannot be combined",
+        ),
+        ([*TWO, "--max-memory", "9000000"], "the model 'demo' needs"),
+        ([*TWO, "--max-memory", "1e18"], "must be at most the machine's memory"),
+        ([*TWO, "--draft-model", "demo-draft"], "--draft-model supports a single --model, got 2"),
+        ([*TWO, "--task", "embed"], "pass the task as --model PATH=TASK"),
+        ([*TWO, "--record", "x.json"], "--record supports a single --model"),
+        ([*TWO, "--tensor-parallel-size", "2"], "--tensor-parallel-size supports a single --model"),
+        ([*TWO, "--served-model-name", "x"], "--served-model-name supports a single --model"),
+        ([*TWO, "--model", "demo=pin"], "two models have the API name 'demo'"),
+        ([*TWO, "--model", "demo=embedd"], "invalid options 'embedd'; use at most one task"),
+        ([*TWO, "--model", "demo=embed,score"], "use at most one task"),
+        (
+            [*TWO, "--model", "demo=blok-size=1"],
+            "unknown option 'blok_size'; did you mean block_size?",
+        ),
+        ([*TWO, "--model", "demo=block-size=0"], "block_size: must be at least 1, got 0."),
+        ([*TWO, "--model", "demo=lora-modules=a"], "use the flag --lora-modules instead"),
+        *(
+            (["--model", "demo=pin", "--model", "demo-draft", *PINNED], words)
+            for words in ("'demo-draft' needs", "for other pinned models")
+        ),
+    ],
 }
 
 
@@ -114,10 +173,13 @@ SENTENCES = {
         " ".join(value)[:40] if isinstance(value, list) else getattr(value, "__name__", "")[13:]
     ),
 )
-def test_invalid_arguments_print_one_sentence(capsys, command, argv, sentence):
-    status, out, err = run_command(capsys, command, *DEFAULTS[command], *argv)
+def test_invalid_arguments_print_one_sentence(capsys, monkeypatch, command, argv, sentence):
+    if command is serve:
+        pytest.importorskip("fastapi", reason="the server's libraries are not installed")
+        monkeypatch.delenv("TINY_LLM_API_KEY", raising=False)
+    status, out, err = run_command(capsys, command, *DEFAULTS.get(command, ()), *argv)
     assert (status, out) == (2, "")
     [last] = [line for line in err.splitlines() if not line.startswith("model: ")]
     name = "tiny-llm" if command is entrypoint else command.__name__.rpartition(".")[2]
-    assert last.startswith(f"{name}: ")
+    assert last.startswith(f"{name.replace('_', '-')}: ")
     assert sentence in last

@@ -1,6 +1,7 @@
 """`check --model`: table of memory use and decoding speed."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -9,13 +10,7 @@ from tests.engine.hybrid import STATE_BYTES, write_hybrid
 from tests.models.support import FAMILIES, MIXTURE, write_family
 from tiny_llm import LLM, SamplingParams, UserError, load_weights
 from tiny_llm.cli import check_installation, memory_table
-from tiny_llm.cli.memory_table import (
-    DecodeSpeed,
-    MemoryEstimate,
-    first_layers,
-    format_bytes,
-    layer_period,
-)
+from tiny_llm.cli.memory_table import DecodeSpeed, MemoryEstimate, first_layers, format_bytes
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 from tiny_llm.engine.engine_args import EngineArgs
 from tiny_llm.engine.execution import kv_memory
@@ -25,21 +20,15 @@ from tiny_llm.models.memory import model_size
 GB = 10**9
 
 
-class FixedSpeed:
-    def __init__(self, folder):
-        pass
-
-    def tokens_per_second(self, context, kv_cache_dtype):
-        return context / {"auto": 100, "int8": 200}[kv_cache_dtype]
-
-
 @pytest.fixture
 def memory(monkeypatch):
     """Simulates 16 GB of memory, of which 12 GB are available, and a decoding speed."""
     for module in (memory_table, kv_memory):
         monkeypatch.setattr(module, "total_memory", lambda: 16 * GB)
     monkeypatch.setattr(memory_table, "available_memory", lambda: 12 * GB)
-    monkeypatch.setattr(check_installation, "DecodeSpeed", FixedSpeed)
+    divisors = {"auto": 100, "int8": 200}
+    speed = Mock(tokens_per_second=lambda context, dtype: context / divisors[dtype])
+    monkeypatch.setattr(check_installation, "DecodeSpeed", lambda folder: speed)
 
 
 def check(capsys, *argv):
@@ -57,20 +46,11 @@ def _terminal(monkeypatch):
 
 def config_folder(tmp_path, **changes):
     """Folder with the config of an 8B model, but no weights."""
-    config = {
-        **FAMILIES["qwen3"],
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "tie_word_embeddings": False,
-        "quantization": {"bits": 4, "group_size": 64},
-        **changes,
-    }
+    sizes = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    sizes |= {"vocab_size": 151936, "max_position_embeddings": 40960}
+    more = {"tie_word_embeddings": False, "quantization": {"bits": 4, "group_size": 64}}
+    config = {**FAMILIES["qwen3"], **sizes, **more, **changes}
     tmp_path.joinpath("config.json").write_text(json.dumps(config))
     return str(tmp_path)
 
@@ -79,15 +59,20 @@ def test_table_of_a_model_that_is_not_downloaded(memory, tmp_path, capsys):
     status, rows, output = check(capsys, "--model", config_folder(tmp_path))
     assert status == 0
     # 8.19e9 weights of 4.5 bits. KV per token: keys and values of 36 layers and 8 heads, i.e. 576
-    # rows of 256 bytes (bfloat16) or 132 bytes (int8).
-    assert rows["weights"] == ["4.61 GB"] * 2
-    assert rows["KV cache per token"] == ["147.5 kB", "76.0 kB"]
-    assert rows["KV memory"] == ["5.54 GB"] * 2  # 3/4 × (12 − 4.61) GB
-    assert rows["context in tokens"] == ["40,960"] * 2
-    assert rows["tokens in KV memory"] == ["37,568", "72,896"]
-    assert rows["longest prompt in tokens"] == ["37,568", "40,959"]
-    assert rows["tokens/s after 1,024 tokens"] == ["10.2", "5.1"]
-    assert rows["tokens/s after 37,568 tokens"] == ["376", "188"]
+    # rows of 256 bytes (bfloat16) or 132 bytes (int8). KV memory: 3/4 × (12 − 4.61) GB.
+    assert (
+        rows.items()
+        >= {
+            "weights": ["4.61 GB"] * 2,
+            "KV cache per token": ["147.5 kB", "76.0 kB"],
+            "KV memory": ["5.54 GB"] * 2,
+            "context in tokens": ["40,960"] * 2,
+            "tokens in KV memory": ["37,568", "72,896"],
+            "longest prompt in tokens": ["37,568", "40,959"],
+            "tokens/s after 1,024 tokens": ["10.2", "5.1"],
+            "tokens/s after 37,568 tokens": ["376", "188"],
+        }.items()
+    )
     assert "state" not in output
     assert "window" not in output
     assert max(len(line) for line in output.splitlines() if line[:1] in "┏┡│└") <= 80
@@ -133,12 +118,10 @@ def test_small_model_gets_only_the_memory_its_requests_use(memory, capsys):
 def test_draft_model_shares_the_memory(memory, capsys):
     flags = ["--model", "demo", "--draft-model", "demo-draft", "--kv-cache-bytes", "1e8"]
     _, rows, _ = check(capsys, *flags)
-    sizes = [model_size(folder) for folder in (TARGET_PATH, DRAFT_PATH)]
-    weights = sum(size.weight_bytes for size in sizes)
+    weights = sum(model_size(folder).weight_bytes for folder in (TARGET_PATH, DRAFT_PATH))
     assert rows["weights with the draft model"] == [format_bytes(weights)] * 2
     llm = LLM("demo", draft_model="demo-draft", kv_cache_bytes=1e8)
-    tokens = llm.scheduler.config.num_pages * 32
-    assert rows["tokens in KV memory"][0] == f"{tokens:,}"
+    assert rows["tokens in KV memory"][0] == f"{llm.scheduler.config.num_pages * 32:,}"
 
 
 def test_recurrent_states_of_a_hybrid_model(memory, tmp_path, capsys):
@@ -167,11 +150,6 @@ def test_pooling_model_does_not_decode(memory, capsys):
     assert "tokens/s" not in output
 
 
-def test_flags_require_a_model(capsys):
-    assert check_installation.main(["--draft-model", "demo"], "check") == 2
-    assert "--draft-model requires --model." in capsys.readouterr().err
-
-
 def test_table_matches_the_engine(memory):
     size = model_size(TARGET_PATH)
     estimate = MemoryEstimate.compute(EngineArgs(""), [size], available=12 * GB)
@@ -185,8 +163,8 @@ def test_table_matches_the_engine(memory):
 
 
 def test_markup_in_a_model_name_is_printed_verbatim(capsys):
-    args = EngineArgs("", kv_cache_bytes=10**8)
-    estimate = MemoryEstimate.compute(args, [model_size(TARGET_PATH)], available=12 * GB)
+    args, size = EngineArgs("", kv_cache_bytes=10**8), model_size(TARGET_PATH)
+    estimate = MemoryEstimate.compute(args, [size], available=12 * GB)
     Console().print(memory_table.memory_table("[red]/x", {"auto": estimate}))
     assert "[red]/x" in capsys.readouterr().out
 
@@ -210,31 +188,20 @@ def test_decoding_speed_is_measured(name):
 def test_decoding_speed_is_extrapolated_over_layers(monkeypatch, name, samples, seconds, expected):
     monkeypatch.setattr(memory_table, "SAMPLE_BYTES", 1)
     monkeypatch.setattr(memory_table, "_engine_seconds", lambda is_hybrid: 0.25)
-    measured = []
-
-    def step_seconds(decoder, context):
-        measured.append(len(decoder.layers))
-        return seconds(len(decoder.layers))
-
-    monkeypatch.setattr(memory_table, "_step_seconds", step_seconds)
+    step = Mock(side_effect=lambda decoder, context: seconds(len(decoder.layers)))
+    monkeypatch.setattr(memory_table, "_step_seconds", step)
     assert DecodeSpeed(BUNDLED_MODELS[name]).tokens_per_second(300, "auto") == expected
-    assert measured == samples
+    assert [len(call.args[0].layers) for call in step.call_args_list] == samples
 
 
-def test_layers_of_a_sample(tmp_path):
+def test_layers_of_a_sample():
     hybrid, _ = load_weights("demo-hybrid")
-    assert layer_period(hybrid.args) == 4
     sample = first_layers(hybrid, 4)
     assert len(sample.layers) == sample.args.num_hidden_layers == 4
     assert sample.args.delta_net.layers == (0, 1, 2)
     assert len(hybrid.layers) == 8
-    demo, _ = load_weights("demo")
-    assert layer_period(demo.args) == 1
 
 
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.25e6, "2.2 MB"), (1.2345e9, "1.23 GB")],
-)
-def test_format_bytes(number, expected):
-    assert format_bytes(number) == expected
+def test_format_bytes():
+    numbers = {0: "0 B", 999: "999 B", 1500: "1.5 kB", 2.25e6: "2.2 MB", 1.2345e9: "1.23 GB"}
+    assert {number: format_bytes(number) for number in numbers} == numbers

@@ -1,4 +1,4 @@
-"""Control characters in models' texts, on a terminal and in log lines; a full disk."""
+"""Control characters in the output; prompts that are not UTF-8; a full disk."""
 
 import io
 import json
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from tiny_llm.cli.parsing.command import SafeConsole, SafeFormatter
-from tiny_llm.errors import escape_control_characters
+from tiny_llm.cli.parsing.command import SafeConsole, SafeFormatter, read_prompt
+from tiny_llm.errors import UserError, escape_control_characters
 
 ROOT = Path(__file__).resolve().parents[2]
 TITLE = "\x1b]0;evil\x07"  # sets a terminal's title
@@ -70,19 +70,15 @@ def write_script(folder: Path) -> str:
     return str(folder / "script.json")
 
 
-def test_agent_on_a_terminal(tmp_path):
-    terminal, other = os.openpty()
+def test_agent_on_a_terminal_and_in_a_file(tmp_path):
     command = [*AGENT, write_script(tmp_path)]
+    terminal, other = os.openpty()
     subprocess.run(command, cwd=ROOT, stdout=other, stderr=other, check=True)
     out = os.read(terminal, 10**6).decode()
     os.close(terminal)
     os.close(other)
     assert "Done.\\x1b]0;evil\\x07\\ud800" in out
     assert not {"\x1b", "\x07", "\x9d"} & set(out)
-
-
-def test_text_in_a_file_is_unchanged(tmp_path):
-    command = [*AGENT, write_script(tmp_path)]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert out.endswith(f"Done.{TITLE}\\ud800\n")
 
@@ -95,3 +91,26 @@ def test_full_disk_is_one_sentence(tmp_path, flags):
         result = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert result.returncode == 2
     assert result.stderr == "agent: cannot write the output: No space left on device.\n"
+
+
+def test_stdin_is_utf8_in_every_locale(monkeypatch):
+    def read(content):
+        stream = io.TextIOWrapper(io.BytesIO(content), encoding="ascii")
+        monkeypatch.setattr(sys, "stdin", stream)
+        return read_prompt("-")
+
+    assert read("größe".encode()) == read_prompt("größe") == "größe"
+    with pytest.raises(UserError, match=r"the prompt is not UTF-8: byte 2 is 0xf6"):
+        read("größe".encode("latin-1"))
+    with pytest.raises(UserError, match=r"the prompt is not UTF-8 at character 1"):
+        read_prompt("a\udcff")
+
+
+def test_invalid_thread_count_is_not_reported_as_a_model_error():
+    command = [sys.executable, "-m", "tiny_llm", "main", "--model", "demo", "--prompt", "a"]
+    environment = {**os.environ, "TINY_LLM_NUM_THREADS": "many"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(
+        'main: TINY_LLM_NUM_THREADS must be a whole number from 1 to 1024, got "many".'
+    )

@@ -107,12 +107,8 @@ def test_starter_tasks_fail_with_their_error(course, exhaustive):
 @pytest.mark.parametrize("day", CHAPTERS, ids=lambda day: day.id)
 def test_exactly_the_finished_days_pass(course, day):
     order = [chapter.id for chapter in DAYS]
-    so_far = {
-        task.id
-        for chapter in DAYS[: order.index(day.id) + 1]
-        for task in chapter.tasks
-        if task.id in HAVE_CODE
-    }
+    chapters = DAYS[: order.index(day.id) + 1]
+    so_far = {task.id for chapter in chapters for task in chapter.tasks} & HAVE_CODE
     course.apply(with_needs(so_far) & HAVE_CODE)
     found = by_task(course.runner.run(course.tree, [day.test_file], *QUICK))
     for task in course.done & found.keys():

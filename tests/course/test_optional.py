@@ -27,9 +27,8 @@ def test_optional_tasks_are_counted_separately():
         f"1 of {required} tasks done",
         f"2 of {optional} optional tasks done",
     ]
-    assert counts([day_of(2, 2)], {"2.2.1"}, {"2.2.2"}) == [
-        "1 of 3 tasks done, 1 more with untested Metal kernels"
-    ]
+    untested = "1 of 3 tasks done, 1 more with untested Metal kernels"
+    assert counts([day_of(2, 2)], {"2.2.1"}, {"2.2.2"}) == [untested]
     assert counts([day_of(1, 1)], set()) == ["0 of 2 tasks done"]
     assert counts([day_of(6, 1)], {"6.1.2"}) == ["1 of 4 optional tasks done"]
 
@@ -124,28 +123,39 @@ def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatc
     answer = running.post("/v1/completions", body).text
     assert running.stop() == 0
     assert "data: mine " in answer
-    assert any(
-        "unwritten tasks: server/engine_client/request_stream.py" in one for one in running.lines
-    )
+    notice = f"unwritten tasks: {files[0]}"
+    assert any(notice in line for line in running.lines)
 
 
-def run_mine(tree: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command that has yet to find the learner's tree."""
-    command = ("-m", module, "--solution", "mine", *arguments)
+def run_mine(folder: Path, unwritten: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command that has yet to find the learner's tree, which lacks a module."""
+    tree = write_tree_with_starter(folder / unwritten.replace("/", "."), unwritten)
+    command = ("-m", *command, "--solution", "mine")
     return run_python(None, *command, TINY_LLM_MINE=str(tree))
 
 
+AGENT = ("tiny_llm.agent",)
+ONE_OUTPUT = ("tools.course.json_demo", "--outputs", "1")
+
+
 @pytest.mark.slow
-def test_agent_runs_without_the_parser_of_week_5(tmp_path):
-    tree = tmp_path / "mine"
-    write_tree_with_starter(tree, "engine/outputs/output_parser.py")
-    result = run_mine(tree, "tiny_llm.agent")
-    assert "4718 + 2593 = 7311." in result.stdout, result.stderr
-    assert "unwritten tasks: engine/outputs/output_parser.py" in result.stderr
-    write_tree_with_starter(tmp_path / "other", "agent/loop.py")
-    result = run_mine(tmp_path / "other", "tiny_llm.agent")
-    assert result.returncode == 2
-    assert "week 7, day 1, task 4" in result.stderr, "a task of the day itself must be an error"
+@pytest.mark.parametrize(
+    ("command", "other", "output", "own", "error"),
+    [
+        (AGENT, "engine/outputs/output_parser.py", "4718 + 2593 = 7311.",
+         "agent/loop.py", (2, "week 7, day 1, task 4")),
+        (ONE_OUTPUT, "engine/scheduling/prefix_cache.py", "35 tokens in 22 steps",
+         "engine/structured_output/bitmask.py", (1, "week 5, day 4, task")),
+    ],
+    ids=["agent", "demo"],
+)  # fmt: skip
+def test_unwritten_files_of_other_days_are_replaced(tmp_path, command, other, output, own, error):
+    result = run_mine(tmp_path, other, *command)
+    assert output in result.stdout, result.stderr
+    assert f"unwritten tasks: {other}" in result.stderr
+    result = run_mine(tmp_path, own, *command)
+    assert result.returncode == error[0]
+    assert error[1] in result.stderr, "a task of the day itself must be an error"
 
 
 def test_unwritten_graph_capture_is_not_replaced(tmp_path):
@@ -155,19 +165,6 @@ def test_unwritten_graph_capture_is_not_replaced(tmp_path):
     assert unwritten_files(tmp_path) == ["agent/tools.py"]
     assert "tasks: a.py, b.py" in replacement_notice(["a.py", "b.py"])
     assert "tasks: 29 files, see `pdm run progress`" in replacement_notice(["a.py"] * 29)
-
-
-@pytest.mark.slow
-def test_demo_of_a_day_replaces_unwritten_files_of_other_days(tmp_path):
-    tree, cache = tmp_path / "mine", "engine/scheduling/prefix_cache.py"
-    write_tree_with_starter(tree, cache)
-    result = run_mine(tree, "tools.course.json_demo", "--outputs", "1")
-    assert "35 tokens in 22 steps" in result.stdout, result.stderr
-    assert f"unwritten tasks: {cache}" in result.stderr
-    write_tree_with_starter(tmp_path / "other", "engine/structured_output/bitmask.py")
-    result = run_mine(tmp_path / "other", "tools.course.json_demo", "--outputs", "1")
-    assert result.returncode == 1
-    assert "week 5, day 4, task" in result.stderr, "a task of the day itself must be an error"
 
 
 @pytest.mark.slow
@@ -189,15 +186,12 @@ def test_stream_demo_shows_a_partial_tool_call():
 
 
 @pytest.mark.slow
-def test_hybrid_demo_state_does_not_grow():
+def test_hybrid_demo():
+    """The state does not grow, and turns hit the prefix of the previous prompt."""
     _, *rows = hybrid_demo.memory()
     cells = [row.split() for row in rows]
     assert [row[0] for row in cells] == [str(context) for context in hybrid_demo.CONTEXTS]
     assert len({row[6] for row in cells}) == 1
-
-
-@pytest.mark.slow
-def test_hybrid_demo_turns_hit_the_prefix_of_the_previous_prompt():
     _, _, *rows = hybrid_demo.conversation(3)
     previous = 0
     for row in rows:

@@ -87,11 +87,15 @@ def test_history_round_trip(tmp_path):
         history.entries(tmp_path, "guess")
 
 
+def printed(now: Score, width: int) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    print_score(now, HISTORY, console)
+    return console.export_text()
+
+
 @pytest.mark.parametrize("width", [79, 120])
 def test_terminal_view(width):
-    console = Console(width=width, record=True, file=io.StringIO())
-    print_score(NOW, HISTORY, console)
-    output = console.export_text()
+    output = printed(NOW, width)
     assert "week 1: 15 of 15 tasks done, 15 of 15 tests pass" in output
     assert re.search(r"yours, week 2, 2026-11-09 │ +9.00 │.* 18.0 │.* – │", output)
     assert ("█" in output) == (width == 120)
@@ -101,21 +105,14 @@ def test_terminal_view(width):
 def test_html_page():
     page = render_page(NOW, HISTORY)
     drawings = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page)]
-    assert len(drawings) == 3, (
-        "expected charts of prefill, decode and history, but none of the unmeasured batch"
-    )
-    bars = list(drawings[1].iter("rect"))
-    assert len(bars) == 5
-    widths = [float(bar.get("width", 0)) for bar in bars]
+    _prefill, decode, runs = drawings  # none of the batch, which was not measured
+    widths = [float(bar.get("width", 0)) for bar in decode.iter("rect")]
+    assert len(widths) == 5
     assert widths.index(max(widths)) == 4, "the longest bar must be that of the hardware limit"
-    assert len(list(drawings[2].iter("circle"))) == 4, (
-        "expected only runs of this model on this machine"
-    )
+    assert len(list(runs.iter("circle"))) == 4, "expected only runs of this model on this machine"
     assert "a &lt;note&gt;" in page
     assert "http" not in page, "the page must not load other resources"
-    assert "decoding speed by run" not in render_page(NOW, []), (
-        "a single run must not be drawn as a line"
-    )
+    assert "decoding speed by run" not in render_page(NOW, []), "a single run must not be a line"
 
 
 def test_last_run_is_replayed(tree, capsys):
@@ -137,9 +134,8 @@ def test_goodput_column_appears_with_the_required_tasks():
     assert "goodput" not in render_page(NOW, HISTORY)
     good = dataclasses.replace(NOW, yours=Row("yours, week 3", {"decode": 30.0, "goodput": 12.5}))
     for width in (79, 124, 125):
-        console = Console(width=width, record=True, file=io.StringIO())
-        print_score(good, HISTORY, console)
-        assert "goodput" in (output := console.export_text())
+        output = printed(good, width)
+        assert "goodput" in output
         assert "12.5" in output
         assert ("█" in output) == (width == 125), "expected bars only if they fit the terminal"
     assert "<h2>goodput, requests/s</h2>" in render_page(good, HISTORY)
@@ -157,7 +153,5 @@ def test_scoreboard_run(tree, monkeypatch, capsys):
     assert set(rows["ours, week 3"]["speeds"]) == {"prefill", "decode", "batch"}
     assert set(rows["ours, week 1"]["speeds"]) == {"prefill", "decode"}
     assert rows["ours, week 1"]["notes"] == ["decode, 4 at once: Week 1 supports one sequence"]
-    assert "yours to write" in entry["yours"]["notes"][0], (
-        "expected the error of an unwritten task in a fresh starter"
-    )
+    assert "yours to write" in entry["yours"]["notes"][0], "expected the unwritten task's error"
     assert "no-such-python has no llama_cpp" in json.dumps(entry["remarks"])

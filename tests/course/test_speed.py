@@ -16,14 +16,8 @@ from tools.speed import __main__ as speed
 from tools.speed import attention, decode_steps, fused_ops, matmuls
 
 MACHINE = Machine("a processor", 2, 40.0, 500.0, 800.0, 6000.0)
-ROW = {
-    "median": 0.003,
-    "minimum": 0.002,
-    "megabytes": 20.0,
-    "gigaflop": 0.1,
-    "least": 0.0005,
-    "share": 0.25,
-}
+ROW = {"median": 0.003, "minimum": 0.002, "megabytes": 20.0, "gigaflop": 0.1}
+ROW |= {"least": 0.0005, "share": 0.25}
 
 
 @pytest.fixture
@@ -54,14 +48,8 @@ def test_kernel_grades_are_stored(tree, measured, capsys):
     assert "your score: 50.0 % of the limit, by vectors" in output
     assert "factored: is yours" in output
     (line,) = [line for line in output.splitlines() if "│ vectors" in line]
-    assert [cell.strip() for cell in line.split("│")[2:8]] == [
-        "3.00",
-        "1.00",
-        "20.00",
-        "100",
-        "50.0 %",
-        "2.0",
-    ]
+    cells = ["3.00", "1.00", "20.00", "100", "50.0 %", "2.0"]
+    assert [cell.strip() for cell in line.split("│")[2:8]] == cells
     assert "best_prefetch_distance() of your roofline.py returns 1024 bytes" in output
     assert measured == [("kernels", tree, "--day", "4.2"), ("best", None, "--day", "4.2")]
     (kept,) = history.entries(tree, "speed")
@@ -82,9 +70,7 @@ def test_kernels_are_measured_by_name(small, monkeypatch):
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
     found = matmuls.measure_kernels(matmuls.DAY_KERNELS["all"], small, rounds=1)
     assert set(found["rows"]) == {"loops", "factored"}
-    assert "requires a vector instruction set" in found["unwritten"]["vectors"], (
-        "expected the reason in the report"
-    )
+    assert "requires a vector instruction set" in found["unwritten"]["vectors"]
     assert matmuls.VARIABLE not in matmuls.os.environ
     assert set(matmuls.measure_kernels((None,), small, rounds=1)["rows"]) == {"best"}
     assert mx.default_device() == mx.Device(mx.cpu)
@@ -101,9 +87,7 @@ def test_every_kernel_of_a_day_is_measured(small, day):
         assert found["rows"]["prefetched"]["gigaflop"] == 64 * 2 * 2 * 64 * 128 / 1e9
     else:
         assert found["prefetch_distance"] in matmuls.PREFETCH_DISTANCES
-        assert f"prefetched {matmuls.PREFETCH_DISTANCES[0]}" in found["rows"], (
-            "expected one row per prefetch distance"
-        )
+        assert f"prefetched {matmuls.PREFETCH_DISTANCES[0]}" in found["rows"]
     assert matmuls.PREFETCH_VARIABLE not in matmuls.os.environ
 
 
@@ -117,9 +101,7 @@ def test_attention_is_measured_by_name(monkeypatch):
         best = attention.measure(HardwareLimits(1e9, 1e9), 1, best=True)
     json.dumps(found)
     assert set(found["rows"]) == {"loops"}
-    assert "requires a vector instruction set" in found["unwritten"]["split"], (
-        "expected the reason in the report"
-    )
+    assert "requires a vector instruction set" in found["unwritten"]["split"]
     assert found["rows"]["loops"]["gigaflop"] == pytest.approx(2 * 4 * 4 * 33 * 8 / 1e9)
     assert set(best["rows"]) == set(best["one_head"]) == {"best"}
     assert attention.VARIABLE not in os.environ
@@ -134,13 +116,10 @@ def few_tokens(monkeypatch):
         yield HardwareLimits(1e9, 1e9)
 
 
-def test_fused_operations_equal_layers(few_tokens):
-    between = fused_ops.FusedOps(5)
-    for fused, layer in zip(between.fused(), between.layers(), strict=False):
-        assert_close(fused, layer, "fused operation against Week 1's layer", ulps=4)
-
-
 def test_memory_access_patterns_are_measured(few_tokens):
+    operations = fused_ops.FusedOps(5)
+    for fused, layer in zip(operations.fused(), operations.layers(), strict=False):
+        assert_close(fused, layer, "fused operation against Week 1's layer", ulps=4)
     found = fused_ops.measure(few_tokens, rounds=1, best=False)
     json.dumps(found)
     assert set(found["rows"]) == {"layers", "loops", "vectors", "dynamic"}

@@ -14,7 +14,6 @@ from tiny_llm import LLM, SamplingParams
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.execution.kv_memory import KvMemory, plan_kv_memory
 from tiny_llm.engine.inputs.prompts import ChatOptions, encode_prompt
-from tiny_llm.engine.scheduling.state_slots import StateSlotCounts
 
 EOS = 4093
 
@@ -48,7 +47,7 @@ def write_hybrid(folder: Path, mtp: bool = False, **changes: Any) -> Path:
 
 
 def build(model: Any, tokens: int = 2048, slots: int = 12, **options: Any) -> LLM:
-    """Builds an engine with pages for `tokens` tokens and `slots` state slots."""
+    """Builds an engine with pages for `tokens` tokens and `slots` state slots; 0 without states."""
     num_pages = tokens // options.get("block_size", 32)
     with kv_memory_of(num_pages, slots):
         return LLM(model, **options)
@@ -64,11 +63,6 @@ def kv_memory_of(num_pages: int, num_state_slots: int = 0) -> Any:
         return replace(memory, num_pages=num_pages * block_pages, **sizes)
 
     return mock.patch("tiny_llm.engine.llm.plan_kv_memory", plan)
-
-
-def state_counts(llm: LLM) -> StateSlotCounts:
-    """Current state slot counts, read while no step is running."""
-    return llm.scheduler.pages.states.counts()
 
 
 FILLER = "The trams of Lenmora are yellow. A festival takes place in September. "

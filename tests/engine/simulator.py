@@ -76,8 +76,6 @@ class Workload:
 @dataclass
 class Outcome:
     steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
     preemptions: int = 0
     overtaken: int = 0
     long_steps: int = 0
@@ -266,7 +264,6 @@ class Simulation:
             self._finish_requests(step.chunks)
         scheduler.record_step_time(step, self.seconds(step))
         outcome.steps += 1
-        outcome.tokens += step.num_tokens
         assert scheduler.pages.allocator.num_used <= self.config.num_pages
         if outcome.steps % self._check_every == 0:
             scheduler.check_integrity()
@@ -465,7 +462,6 @@ class Simulation:
         tokens_in_pages = config.num_pages // config.block_pages * config.page_size
         outcome.exceeds_memory = longest > tokens_in_pages
         outcome.preemptions = scheduler.num_preemptions
-        outcome.seconds = self.now
         assert len(outcome.reasons) == len(self.workload.arrivals), "a request has no outcome"
 
 

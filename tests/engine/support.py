@@ -1,9 +1,7 @@
 """Helpers for engine tests: prompts, recorded outputs, a chi-square test."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,15 +114,6 @@ MORE_CASES = [
         ),
     ),
 ]
-
-
-def perplexity(**options: Any) -> float:
-    """Perplexity of the demo model on the README."""
-    text = (Path(__file__).parents[2] / "README.md").read_text()[:3000]
-    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-    [output] = LLM("demo", **options).generate([text], params, use_tqdm=False)
-    entries = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-    return math.exp(-np.mean([entry[token] for token, entry in entries]))
 
 
 def record_logits(llm: LLM) -> dict[tuple[str, int], np.ndarray]:

@@ -8,9 +8,9 @@ import itertools
 
 import pytest
 
+from tests.engine.hybrid import build
 from tests.engine.support import LORAS, MORE_CASES, assert_same_outputs, run_alone, run_cases
-from tiny_llm import LLM, Qwen3ModelWeek2, kernels, load, make_sampler
-from tiny_llm.generate import decode_with_cache
+from tiny_llm import LLM, kernels, load
 
 TIGHT_TOKENS, AMPLE_TOKENS = 96, 2048
 KINDS = {
@@ -19,18 +19,6 @@ KINDS = {
     "8-bit activations": {"activation_bits": 8},
     "adapters": {},  # `lora_modules`, by the fixture
 }
-
-
-def build(demo, tokens: int, draft=None, **options) -> LLM:
-    """Builds an engine with KV memory for about `tokens` tokens."""
-    models = [demo[0]] + ([draft[0]] if draft else [])
-    per_token = sum(
-        2 * m.args.num_hidden_layers * m.args.num_key_value_heads * m.args.head_dim * 2
-        for m in models
-    )
-    if options.get("kv_cache_dtype") == "int8":
-        tokens = tokens * 17 // 32
-    return LLM(demo, draft_model=draft, kv_cache_bytes=tokens * per_token, **options)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +36,7 @@ def kind(request, demo, adapters):
     def make_llm(case: int) -> LLM:
         module = {name: adapters[name] for name in [loras.get(case)] if name}
         alone = {"max_num_seqs": 1, "enable_prefix_caching": False, "lora_modules": module or None}
-        return build(demo, AMPLE_TOKENS, **alone, **options)
+        return build(demo, AMPLE_TOKENS, 0, **alone, **options)
 
     reference = run_alone(make_llm, MORE_CASES, loras)
     return options | ({"lora_modules": adapters} if loras else {}), loras, reference
@@ -63,17 +51,9 @@ def serve(llm, kind, direction=1, gap=0, context=""):
     return actual, logits
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain"], indirect=True)
-def test_greedy_matches_week_2(demo, kind):
-    model, output = Qwen3ModelWeek2(demo[0]), kind[2][0][0]
-    tokens = decode_with_cache(model, output.prompt_token_ids, make_sampler(0))
-    assert output.token_ids == list(itertools.islice(tokens, len(output.token_ids)))
-
-
 @pytest.mark.parametrize("kind", ["adapters"], indirect=True)
 def test_one_batch(demo, kind):
-    serve(build(demo, AMPLE_TOKENS, max_num_seqs=8, **kind[0]), kind)
+    serve(build(demo, AMPLE_TOKENS, 0, max_num_seqs=8, **kind[0]), kind)
 
 
 PRODUCT = [
@@ -104,7 +84,8 @@ def test_all_configurations(demo, draft, kind, stride, exhaustive):
         llm = build(
             demo,
             case["tokens"],
-            draft if guess else None,
+            0,
+            draft_model=draft if guess else None,
             block_size=case["page"],
             max_num_seqs=4,
             num_drafts=2 if guess else None,
@@ -139,7 +120,7 @@ def test_all_configurations(demo, draft, kind, stride, exhaustive):
 )
 def test_with_ngram_proposer(demo, kind, tokens, chunk, arrival):
     options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32 + chunk}
-    llm = build(demo, tokens, speculative="ngram", **options, **kind[0])
+    llm = build(demo, tokens, 0, speculative="ngram", **options, **kind[0])
     serve(llm, kind, *arrival)
     assert llm.runner.statistics.num_accepted_tokens > (0 if kind[1] else 20)
     assert tokens == AMPLE_TOKENS or llm.scheduler.num_preemptions > 0

@@ -11,7 +11,6 @@ from tests.engine.hybrid import (
     build,
     conversation,
     run_transcript,
-    state_counts,
     write_hybrid,
 )
 from tests.engine.support import (
@@ -24,7 +23,6 @@ from tests.engine.support import (
 )
 from tests.models.support import FAMILIES
 from tiny_llm import LLM, SamplingParams, UserError, load
-from tiny_llm.engine.inputs.prompts import ChatOptions, encode_prompt
 from tiny_llm.engine.scheduling.events import snapshot
 from tiny_llm.models import load_weights
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
@@ -102,7 +100,7 @@ def test_same_tokens_in_every_configuration(
         hits += sum(output.num_cached_tokens for output in actual.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
-        assert state_counts(llm).used == 0
+        assert llm.scheduler.pages.states.counts().used == 0
     assert hits > 0
     # With two slots, only one request runs at a time, so none is preempted.
     assert preemptions > 0 or slots == 2
@@ -127,70 +125,6 @@ def test_every_turn_hits_as_many_tokens_as_an_attention_model(model, turns):
             assert cached >= previous - 16 - page_size
 
 
-# Questions of three turns, each with a text that the answer must contain.
-QUESTIONS = {
-    f"{PARAGRAPH}\n\nWho is the mayor of Lenmora?": "Mira Holton",
-    "What colour are the trams of Lenmora?": "yellow",
-    "What is the capital of France?": "Paris",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("thinking", [False, True])
-def test_turns_of_the_demo_have_the_same_text_with_hits_and_drafts(thinking):
-    weights, page_size = load_weights("demo-hybrid"), 8
-
-    def run_chat(**options) -> tuple[list[tuple[int, int, str]], LLM]:
-        """Returns (prompt tokens, cached tokens, text) of each turn."""
-        llm = build(weights, block_size=page_size, **options)
-        messages, turns = [], []
-        for question in QUESTIONS:
-            messages += chat(question)
-            prompt = encode_prompt(llm.tokenizer, messages, ChatOptions(thinking, None, None), 2048)
-            params = SamplingParams(temperature=0, max_tokens=80)
-            [output] = llm.generate([messages], params, enable_thinking=thinking)
-            turns.append((len(prompt), output.num_cached_tokens, output.text))
-            answer = output.text.rpartition("</think>")[2].strip()
-            messages.append({"role": "assistant", "content": answer})
-        return turns, llm
-
-    cold, _ = run_chat(enable_prefix_caching=False)
-    for (_, cached, text), expected in zip(cold, QUESTIONS.values(), strict=True):
-        assert cached == 0
-        assert ("</think>" in text) == thinking
-        assert expected in text.rpartition("</think>")[2]
-    warm, _ = run_chat()
-    assert [text for *_, text in warm] == [text for *_, text in cold]
-    for (previous, *_), (_, cached, _) in itertools.pairwise(warm):
-        assert cached >= previous - 16 - page_size
-    drafted, llm = run_chat(speculative="ngram")
-    assert drafted == warm
-    assert llm.runner.statistics.num_accepted_tokens >= 4
-
-
-def test_completions_share_the_state_of_their_prompt(model):
-    llm = build(model, slots=12, block_size=8)
-    params = SamplingParams(n=4, seed=1, max_tokens=8, ignore_eos=True)
-    [output] = llm.generate([list(range(100, 170))], params)
-    assert llm.scheduler.num_cached_tokens == 3 * 64
-    for index in range(4):
-        [cold] = build(model).generate([list(range(100, 170))], params)
-        assert cold.outputs[index].token_ids == output.outputs[index].token_ids
-
-
-def test_state_rows_are_copied_to_any_slot(model):
-    llm = build(model, block_size=16)
-    llm.generate(["Hello"], GREEDY, use_tqdm=False)
-    paged = llm.runner.target
-    rows = [paged.read_row("state", index) for index in range(4)]
-    row = next(row for row in rows if any(row))
-    assert len(row) == paged.row_bytes("state")
-    paged.write_rows("state", [7, 3], [memoryview(row)] * 2)
-    assert paged.read_row("state", 7) == paged.read_row("state", 3) == row
-    with pytest.raises(ValueError, match="zip"):
-        paged.write_rows("state", [7, 3], [memoryview(row)])
-
-
 @pytest.mark.parametrize("megabytes", [0.25, 1, 4])
 def test_pages_states_and_checkpoints_fit_the_memory(model, megabytes):
     memory = int(megabytes * 2**20)
@@ -200,7 +134,7 @@ def test_pages_states_and_checkpoints_fit_the_memory(model, megabytes):
     while llm.has_unfinished_requests:
         llm.step()
         assert llm.runner.target.nbytes <= memory
-    assert state_counts(llm).checkpoints > 0
+    assert llm.scheduler.pages.states.counts().checkpoints > 0
     llm = LLM(model, kv_cache_bytes=memory, block_size=16, max_num_seqs=8)
     llm.reserve()
     assert 0.85 * memory < llm.runner.target.nbytes <= memory

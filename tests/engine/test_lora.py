@@ -11,29 +11,6 @@ from tiny_llm import LLM, SamplingParams, UserError, load_weights
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
-def test_adapters_do_not_share_pages(demo, adapters):
-    llm = LLM(demo, lora_modules=adapters, block_size=4)
-    prompt, cached = "The KV cache keeps keys and values. " * 3, []
-    for lora in (None, "a", "b", "a", None):
-        [output] = llm.generate([prompt], GREEDY, lora=lora)
-        cached.append(output.num_cached_tokens)
-    assert cached[:3] == [0, 0, 0]
-    assert min(cached[3:]) > 10
-    llm.scheduler.check_integrity()
-
-
-def test_adapter_path_applies_to_every_request(demo, adapters):
-    with_modules = LLM(demo, lora_modules=adapters)
-    expected = with_modules.generate(["RoPE is", "Attention"], GREEDY, lora="a")
-    plain = with_modules.generate(["RoPE is", "Attention"], GREEDY)
-    assert plain[0].token_ids != expected[0].token_ids
-    llm = LLM(demo, adapter_path=adapters["a"])
-    actual = llm.generate(["RoPE is", "Attention"], GREEDY)
-    assert [a.token_ids for a in actual] == [e.token_ids for e in expected]
-    outputs = with_modules.generate(["RoPE is", "RoPE is"], GREEDY, lora=[None, "a"])
-    assert [output.token_ids for output in outputs] == [plain[0].token_ids, expected[0].token_ids]
-
-
 def test_prompt_logprobs_and_several_completions(demo, adapters):
     params = SamplingParams(seed=3, n=2, max_tokens=6, prompt_logprobs=0, ignore_eos=True)
     llm = LLM(demo, lora_modules=adapters)

@@ -210,15 +210,6 @@ def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
     assert output.error is None
 
 
-def test_requests_share_memory_that_holds_one_of_them(mistral):
-    """Of its 24 pages, a request needs at most 9 at a time; 20 pages serve two."""
-    prompts = [[token + index for token in LONG] for index in range(4)]
-    expected = build(mistral).generate(prompts, GREEDY, use_tqdm=False)
-    llm = build(mistral, 20, max_num_batched_tokens=32, enable_prefix_caching=False)
-    actual = llm.generate(prompts, GREEDY, use_tqdm=False)
-    assert [a.token_ids for a in actual] == [e.token_ids for e in expected]
-
-
 def test_second_turn_hits_although_early_pages_are_evicted(mistral):
     llm = build(mistral, 14, max_num_batched_tokens=32)
     [first] = llm.generate([LONG], GREEDY, use_tqdm=False)

@@ -18,18 +18,45 @@ def command(name: str, *arguments: str) -> list[str]:
     return [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
 
 
-def run(name: str, *arguments: str, stdin: str = "") -> list[str]:
-    result = subprocess.run(
-        command(name, *arguments), input=stdin, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.splitlines()
+def run(name: str, *arguments: str, stdin: str = "", status: int = 0) -> str:
+    """The output, or the errors if the program is expected to fail."""
+    program = command(name, *arguments)
+    result = subprocess.run(program, input=stdin, capture_output=True, text=True, check=False)
+    assert result.returncode == status, result.stderr
+    return result.stderr if status else result.stdout
 
 
-def value(lines: list[str], label: str) -> str:
-    """Text after `label:` in the only line that starts with it."""
-    (line,) = [line for line in lines if line.startswith(f"{label}:")]
-    return line.partition(":")[2].strip()
+# Program with its arguments, and a pattern of its output. "--url" precedes a server's address.
+END = r".*\[stop, [1-9][0-9]* tokens\]"
+OUTPUTS = {
+    ("generate",): (
+        rf"Q: .*\nA: .*otary position embedding{END}\n"
+        rf"Q: .*\nA: .*= 42\.{END}\nQ: .*\nA: .*Tokyo\.{END}\n"
+    ),
+    ("stream", "--prompt", "What is the capital of France?"): (
+        # Below the limit of 200 tokens, so the output ended with an EOS token.
+        r".*Paris.*\n\n[0-9]+ prompt tokens, 1?[0-9]{1,2} generated\n"
+        r"time to first token: [0-9.]+ s\n"
+    ),
+    ("structured_output",): (
+        r"schema: Tokyo is in Japan, Asia\.\nregex:  17 \+ 25 = 42\nchoice: Rome\n"
+    ),
+    ("tool_calls",): (
+        r"call:   get_weather\({'city': 'Oslo'}\) -> (sunny, 21 degrees)\nanswer: .*\1.*\n"
+    ),
+    ("openai_client", "--url"): (
+        r"chat: +(.*Paris.*)\nstream: +\1\n"
+        r"schema: +Capital\(city='Tokyo', country='Japan'\)\nresponse: .*42.*\n"
+    ),
+    ("anthropic_client", "--url"): (
+        r"message: +(.*Paris.*)  \[end_turn\]\nstream: +\1\n"
+        r"tool: +\[\('get_weather', {'city': 'Oslo'}\)\]\ncount: +[1-9][0-9]* tokens\n"
+    ),
+    ("tensor_parallelism", "--size", "2"): r".*Tokyo.*\n.*42.*\n",
+}
+REQUIRED = {"structured_output": "llguidance", "tool_calls": "llguidance"}
+REQUIRED |= {"openai_client": "openai", "anthropic_client": "anthropic"}
+SLOW = ("openai_client", "anthropic_client", "tensor_parallelism")
 
 
 @pytest.fixture(scope="module")
@@ -37,38 +64,30 @@ def server_url() -> Iterator[str]:
     pytest.importorskip("fastapi", reason="the server's libraries are not installed")
     from tests.server.running_server import RunningServer
 
-    server = RunningServer()
-    yield server.url
-    assert server.stop() == 0, "".join(server.lines[-60:])
+    with RunningServer() as server:
+        yield server.url
 
 
 def test_every_example_has_a_test():
-    tests = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    examples = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert tests - {"every_example_has_a_test"} == examples
+    others = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    for path in EXAMPLES.glob("*.py"):
+        assert path.stem in others | {name for name, *_ in OUTPUTS}
 
 
-def test_generate():
-    lines = run("generate")
-    outputs = [line for line in lines if line.startswith("A: ")]
-    assert len(outputs) == len(lines) / 2 == 3
-    for output, text in zip(outputs, ("otary position embedding", "= 42.", "Tokyo."), strict=True):
-        assert text in output
-        assert re.search(r"\[stop, [1-9][0-9]* tokens\]$", output)
-
-
-def test_stream():
-    lines = run("stream", "--prompt", "What is the capital of France?")
-    assert "Paris" in lines[0]
-    counts = re.fullmatch(r"([0-9]+) prompt tokens, ([0-9]+) generated", lines[2])
-    assert counts, lines
-    assert 1 < int(counts[2]) < 200  # below the limit, so the output ended with an EOS token
-    assert re.fullmatch(r"time to first token: [0-9.]+ s", lines[3])
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(p, marks=[pytest.mark.slow] * (p[0] in SLOW), id=p[0]) for p in OUTPUTS],
+)
+def test_output(request, program):
+    pytest.importorskip(REQUIRED.get(program[0], "tiny_llm"))
+    url = [request.getfixturevalue("server_url")] if program[-1] == "--url" else []
+    output = run(*program, *url)
+    assert re.fullmatch(OUTPUTS[program], output), output
 
 
 def test_chat():
     turns = ("My name is Ada.", "What is the capital of Japan?", "What is my name?")
-    lines = run("chat", stdin="\n".join(turns) + "\n\nThis line is not read.\n")
+    lines = run("chat", stdin="\n".join(turns) + "\n\nThis line is not read.\n").splitlines()
     outputs = [line for line in lines if line.endswith("tokens cached]")]
     assert len(outputs) == 3
     assert "Tokyo" in outputs[1]
@@ -77,73 +96,32 @@ def test_chat():
     assert cached[0] == 0 < cached[2]
 
 
-def test_structured_output():
-    pytest.importorskip("llguidance")
-    lines = run("structured_output")
-    assert value(lines, "schema") == "Tokyo is in Japan, Asia."
-    assert value(lines, "regex") == "17 + 25 = 42"
-    assert value(lines, "choice") == "Rome"
-
-
-def test_tool_calls():
-    pytest.importorskip("llguidance")
-    lines = run("tool_calls")
-    assert value(lines, "call") == "get_weather({'city': 'Oslo'}) -> sunny, 21 degrees"
-    assert "sunny, 21 degrees" in value(lines, "answer")
-
-
 def test_speculative_decoding():
-    lines = run("speculative_decoding")
-    counts = {}
-    for label in ("none", "draft model", "n-gram"):
-        match = re.match(r"([0-9]+) tokens in ([0-9]+) steps: .*Mira Holton", value(lines, label))
-        assert match, lines
-        counts[label] = int(match[1]), int(match[2])
-    tokens, steps = counts["none"]
-    assert steps == tokens
-    for label in ("draft model", "n-gram"):
-        assert counts[label][0] == tokens
-        assert counts[label][1] < steps, f"{label}: no draft token was accepted"
-    assert value(lines, "same tokens") == "True"
-
-
-@pytest.mark.slow
-def test_openai_client(server_url):
-    pytest.importorskip("openai")
-    lines = run("openai_client", "--url", server_url)
-    assert "Paris" in value(lines, "chat")
-    assert value(lines, "stream") == value(lines, "chat")
-    assert value(lines, "schema") == "Capital(city='Tokyo', country='Japan')"
-    assert "42" in value(lines, "response")
-
-
-@pytest.mark.slow
-def test_anthropic_client(server_url):
-    pytest.importorskip("anthropic")
-    lines = run("anthropic_client", "--url", server_url)
-    assert re.search(r"Paris.*\[end_turn\]$", value(lines, "message"))
-    assert value(lines, "stream") == value(lines, "message").partition("  [")[0]
-    assert value(lines, "tool") == "[('get_weather', {'city': 'Oslo'})]"
-    assert re.fullmatch(r"[1-9][0-9]* tokens", value(lines, "count"))
+    line = r"{}: +([0-9]+) tokens in ([0-9]+) steps: .*Mira Holton.*\n"
+    pattern = "".join(line.format(label) for label in ("none", "draft model", "n-gram"))
+    output = run("speculative_decoding")
+    match = re.fullmatch(pattern + "same tokens: +True\n", output)
+    assert match, output
+    num_tokens, num_steps, *others = map(int, match.groups())
+    assert num_steps == num_tokens
+    assert others[::2] == [num_tokens] * 2
+    assert max(others[1::2]) < num_steps, "no draft token was accepted"
 
 
 @contextmanager
 def running_app() -> Iterator[str]:
     """Starts `fastapi_app.py` on a free port; yields its URL."""
+    program = command("fastapi_app", "--port", "0")
     process = subprocess.Popen(
-        command("fastapi_app", "--port", "0"), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        text=True,
-    )  # fmt: skip
+        program, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
     assert process.stderr is not None
+    log = []
     try:
-        log = []
-        for line in process.stderr:
-            log.append(line)
-            if match := re.search(r"running on (http://[0-9.:]+)", line):
-                yield match[1]
-                break
-        else:
-            pytest.fail("".join(log))
+        while not (match := re.search(r"running on (http://[0-9.:]+)", log[-1] if log else "")):
+            log.append(next(process.stderr, None))
+            assert log[-1] is not None, log
+        yield match[1]
     finally:
         process.terminate()
         process.communicate(timeout=60)
@@ -168,15 +146,7 @@ def test_fastapi_app():
 
 
 @pytest.mark.slow
-def test_tensor_parallelism():
-    lines = run("tensor_parallelism", "--size", "2")
-    assert len(lines) == 2
-    assert "Tokyo" in lines[0]
-    assert "42" in lines[1]
-    # Fails only if --size takes effect: two key/value heads cannot be split
-    # among three ranks.
-    rejected = subprocess.run(
-        command("tensor_parallelism", "--size", "3"), capture_output=True, text=True, check=False
-    )
-    assert rejected.returncode == 1
-    assert re.search(r"UserError: .*3", rejected.stderr.splitlines()[-1])
+def test_ranks_that_the_heads_do_not_allow():
+    """Fails only if --size takes effect: two key/value heads cannot be split among three."""
+    errors = run("tensor_parallelism", "--size", "3", status=1)
+    assert re.search(r"UserError: .*3", errors.splitlines()[-1])

@@ -1,6 +1,8 @@
-"""Corruptions of a checkpoint: functions that modify its folder.
+"""Corruptions of a checkpoint, as changes of its files.
 
-Each is applied to a copy of a small valid checkpoint; `checkpoint_cases.py` lists the cases.
+A corruption maps file names to changes: a text or bytes replace the file, None removes it, a
+dictionary sets fields of JSON (the value `...` removes a field), and a function gets the path.
+`checkpoint_cases.py` lists the cases.
 """
 
 import json
@@ -9,7 +11,6 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import mlx.core as mx
 from benchmark.make_checkpoint import qwen3_config, write_checkpoint
 from tiny_llm.demo import TARGET_PATH
 
-Corruption = Callable[[Path], None]
+Corruption = dict[str, Any]
 Header = dict[str, Any]
 
 CONFIG, TOKENIZER, SETTINGS = "config.json", "tokenizer.json", "tokenizer_config.json"
@@ -42,84 +43,59 @@ def make_valid_checkpoint(folder: Path, bits: int | None = 4) -> None:
     (folder / "chat_template.jinja").unlink()  # tokenizer_config.json contains the template, too
 
 
-def corruption(function: Callable[..., None]) -> Callable[..., Corruption]:
-    """Decorates a function of a folder and more arguments; the result takes the latter first."""
-    return lambda *args, **options: lambda folder: function(folder, *args, **options)
+def apply(corruption: Corruption, folder: Path) -> None:
+    for name, change in corruption.items():
+        path = folder / name
+        if callable(change):
+            change(path)
+        elif isinstance(change, dict):
+            path.write_text(json.dumps(with_fields(json.loads(path.read_text()), change)))
+        else:
+            path.unlink(missing_ok=True)  # since it may be a link or read-only
+            if change is not None:
+                path.write_bytes(change.encode() if isinstance(change, str) else change)
 
 
-@corruption
-def combine(folder: Path, *corruptions: Corruption) -> None:
-    for corrupt in corruptions:
-        corrupt(folder)
+def with_fields(content: Header, new: Header) -> Header:
+    return {key: value for key, value in (content | new).items() if value is not ...}
 
 
-@corruption
-def without(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).unlink()
+def config(**new: Any) -> Corruption:
+    return {CONFIG: new}
 
 
-@corruption
-def file(folder: Path, name: str, content: str | bytes) -> None:
-    (folder / name).unlink(missing_ok=True)  # since it may be a link or read-only
-    (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+def settings(**new: Any) -> Corruption:
+    return {SETTINGS: new}
 
 
-@corruption
-def link(folder: Path, name: str, target: str | Path) -> None:
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(target)
+def quantization(**new: Any) -> Corruption:
+    return config(quantization={"group_size": 64, "bits": 4, "mode": "affine"} | new)
 
 
-@corruption
-def directory(folder: Path, name: str) -> None:
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).mkdir()
+def index(*names: str) -> Corruption:
+    """Removes the weights and writes an index of tensors in files with these names."""
+    weight_map = {f"t{number}": name for number, name in enumerate(names)}
+    return {INDEX: json.dumps({"weight_map": weight_map}), WEIGHTS: None}
 
 
-def change_json(path: Path, change: Callable[[Any], Any]) -> None:
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+def link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nothing")
 
 
-def without_ellipses(fields: Header) -> Header:
-    return {key: value for key, value in fields.items() if value is not ...}
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
-@corruption
-def fields(folder: Path, name: str, **new: Any) -> None:
-    """Sets fields of a JSON file; the value `...` removes a field."""
-    change_json(folder / name, lambda content: without_ellipses(content | new))
-
-
-config, tokenizer, settings = (partial(fields, name) for name in (CONFIG, TOKENIZER, SETTINGS))
-
-
-@corruption
-def quantization(folder: Path, **new: Any) -> None:
-    change_json(
-        folder / CONFIG, lambda content: content | {"quantization": content["quantization"] | new}
-    )
-
-
-@corruption
-def index(folder: Path, weight_map: Any) -> None:
-    """Writes a shard index; a `weight_map` function receives the correct map."""
-    right = dict.fromkeys(read_header(folder / WEIGHTS)[0], WEIGHTS)
-    chosen = weight_map(right) if callable(weight_map) else weight_map
-    (folder / INDEX).write_text(json.dumps({"weight_map": chosen}))
-
-
-def renamed(name: str) -> Corruption:
-    """Renames the weights in the index only; the file is removed."""
-    return combine(index(lambda right: dict.fromkeys(right, name)), without(WEIGHTS))
-
-
-@corruption
-def moved(folder: Path, name: str) -> None:
+def moved(name: str) -> Corruption:
     """Moves the weights to a path relative to the folder, which the index contains."""
-    (folder / "model").mkdir()
-    (folder / name).write_bytes((folder / WEIGHTS).read_bytes())
-    renamed(name)(folder)
+
+    def move(path: Path) -> None:
+        (path.parent / "model").mkdir()
+        shutil.copyfile(path, path.parent / name)
+
+    return {WEIGHTS: move} | {f"./{name}": change for name, change in index(name).items()}
 
 
 def read_header(path: Path) -> tuple[Header, bytes]:
@@ -130,65 +106,69 @@ def read_header(path: Path) -> tuple[Header, bytes]:
     return header, content[8 + size :]
 
 
-def write_header(folder: Path, header: bytes, data: bytes) -> None:
-    file(WEIGHTS, struct.pack("<Q", len(header)) + header + data)(folder)
+def header(change: Callable[[Header], Any]) -> Corruption:
+    """Replaces the weights' header with the result of a function."""
 
+    def rewrite(path: Path) -> None:
+        actual, data = read_header(path)
+        text = json.dumps(change(actual)).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
-@corruption
-def header(folder: Path, change: Callable[[Header], Any]) -> None:
-    """Replaces the header with the result of a function: text or an object."""
-    actual, data = read_header(folder / WEIGHTS)
-    changed = change(actual)
-    text = changed if isinstance(changed, str) else json.dumps(changed)
-    write_header(folder, text.encode(), data)
+    return {WEIGHTS: rewrite}
 
 
 def entry(name: str, **new: Any) -> Corruption:
     """Sets fields of a tensor's header entry; the value `...` removes a field."""
-    return header(lambda current: current | {name: without_ellipses(current[name] | new)})
+    return header(lambda current: current | {name: with_fields(current[name], new)})
 
 
-def header_text(text: str) -> Corruption:
-    return header(lambda _: text)
-
-
-@corruption
-def cut_to(folder: Path, size: int) -> None:
+def cut_to(size: int) -> Corruption:
     """Truncates the weights file; a negative size counts from the end."""
-    file(WEIGHTS, (folder / WEIGHTS).read_bytes()[:size])(folder)
+    return {WEIGHTS: lambda path: path.write_bytes(path.read_bytes()[:size])}
 
 
-@corruption
-def tensors(folder: Path, **new: Any) -> None:
+def tensors(**new: Any) -> Corruption:
     """Sets tensors to an array or a function of the old one; None removes them."""
-    actual: Any = dict(mx.load(str(folder / WEIGHTS)))  # type: ignore[arg-type]
-    mx.eval(actual)
-    for name, value in new.items():
-        actual[name] = value(actual[name]) if callable(value) else value
-    (folder / WEIGHTS).unlink()
-    kept = {name: value for name, value in actual.items() if value is not None}
-    mx.save_safetensors(str(folder / WEIGHTS), kept)
 
-
-def plain(folder: Path) -> None:
-    """Replaces the quantized checkpoint with an unquantized one."""
-    for path in folder.iterdir():
+    def rewrite(path: Path) -> None:
+        actual: Any = dict(mx.load(str(path)))  # type: ignore[arg-type]
+        mx.eval(actual)
+        for name, value in new.items():
+            actual[name] = value(actual[name]) if callable(value) else value
         path.unlink()
-    make_valid_checkpoint(folder, bits=None)
+        kept = {name: value for name, value in actual.items() if value is not None}
+        mx.save_safetensors(str(path), kept)
+
+    return {WEIGHTS: rewrite}
 
 
-@corruption
-def sparse_weights(folder: Path, num_bytes: int) -> None:
+def plain(path: Path) -> None:
+    """Replaces the quantized checkpoint with an unquantized one."""
+    for file in path.parent.iterdir():
+        file.unlink()
+    make_valid_checkpoint(path.parent, bits=None)
+
+
+def plain_integers(path: Path) -> None:
+    plain(path)
+    apply(entry(NORM, dtype="U16"), path.parent)
+
+
+def sparse_weights(num_bytes: int) -> Corruption:
     """Grows the unquantized model to `num_bytes`, as a sparse file."""
-    plain(folder)
-    actual, data = read_header(folder / WEIGHTS)
-    rows = (num_bytes - len(data)) // (64 * 2)
-    actual["model.embed_tokens.weight"]["shape"] = [rows, 64]
-    end = 0
-    for tensor in actual.values():
-        begin, end = end, end + 2 * math.prod(tensor["shape"])
-        tensor["data_offsets"] = [begin, end]
-    write_header(folder, json.dumps(actual).encode(), b"")
-    with (folder / WEIGHTS).open("r+b") as stream:
-        stream.truncate(stream.seek(0, os.SEEK_END) + end)
-    config(vocab_size=rows)(folder)
+
+    def grow(path: Path) -> None:
+        plain(path)
+        actual, data = read_header(path)
+        rows = (num_bytes - len(data)) // (64 * 2)
+        actual["model.embed_tokens.weight"]["shape"] = [rows, 64]
+        end = 0
+        for tensor in actual.values():
+            begin, end = end, end + 2 * math.prod(tensor["shape"])
+            tensor["data_offsets"] = [begin, end]
+        text = json.dumps(actual).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text)
+        os.truncate(path, 8 + len(text) + end)
+        apply(config(vocab_size=rows), path.parent)
+
+    return {WEIGHTS: grow}

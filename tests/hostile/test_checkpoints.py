@@ -49,7 +49,7 @@ PYTHON_WORDING = re.compile(
     ],
 )
 def test_malformed_checkpoint(case: Case, kind: str, folder: Path, capfd):
-    case.corrupt(folder)
+    corruptions.apply(case.corruption, folder)
     with pytest.raises(ModelError) as caught:
         use(kind, folder)
     sentence = str(caught.value)
@@ -82,12 +82,12 @@ def use(kind: str, folder: Path) -> None:
 @pytest.mark.parametrize("kind", ["load_weights", "load"])
 def test_code_of_a_checkpoint_is_not_run(folder, kind):
     code = {"AutoModelForCausalLM": "evil.Model", "AutoTokenizer": ["evil.T", None]}
-    settings(auto_map=code, chat_template_type="evil", tool_parser_type="..evil")(folder)
-    CODE(folder)
+    named = settings(auto_map=code, chat_template_type="evil", tool_parser_type="..evil")
+    corruptions.apply(CODE | named, folder)
     use(kind, folder)
-    config(auto_map=code, trust_remote_code=True, custom_pipelines={"a": {"impl": "evil.P"}})(
-        folder
-    )
+    pipelines = {"a": {"impl": "evil.P"}}
+    trusted = config(auto_map=code, trust_remote_code=True, custom_pipelines=pipelines)
+    corruptions.apply(trusted, folder)
     with contextlib.suppress(ModelError):
         use(kind, folder)
     assert not (folder / corruptions.MARKER).exists()

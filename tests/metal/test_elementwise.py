@@ -23,13 +23,12 @@ def launches():
 @pytest.mark.parametrize("size", [1, 255, 256, 1000])
 def test_axpby(mode, dtype, size):
     x, y = random(size, dtype=dtype), random(size, dtype=dtype)
+
+    def call(stream):
+        return (kernels.axpby(x, y, 4.0, -0.3, stream=stream),)
+
     for max_threads in (1024, 64):
-        assert_equals_cpu(
-            mode,
-            lambda s: (kernels.axpby(x, y, 4.0, -0.3, stream=s),),
-            ulps=1,
-            max_threads=max_threads,
-        )
+        assert_equals_cpu(mode, call, ulps=1, max_threads=max_threads)
 
 
 def test_axpby_rejects_too_many_elements():
@@ -59,12 +58,10 @@ def test_qk_norm_rope(mode, dtype, B, L, H, D, W, shared, normalizes):
     x = random(B, L, H + 2, D, dtype=dtype)[:, :, 1:-1]
     angles = random(1 if shared else B, L, W, scale=10)
     cos, sin = mx.cos(angles), mx.sin(angles)
-    for weight_dtype in {dtype, mx.float32} if normalizes else {None}:
-        weight = random(D, dtype=weight_dtype) if normalizes else None
+    for weight in (random(D), random(D, dtype=dtype)) if normalizes else (None,):
+        arguments = x, weight, 1e-6, cos, sin
         assert_equals_cpu(
-            mode,
-            lambda s, weight=weight: (kernels.qk_norm_rope(x, weight, 1e-6, cos, sin, stream=s),),
-            ulps=4,
+            mode, lambda s, args=arguments: (kernels.qk_norm_rope(*args, stream=s),), ulps=4
         )
 
 
@@ -94,14 +91,12 @@ def test_quantized_embedding(mode, dtype, bits, group_size):
     ids = mx.array([0, 3, -1, 46, -47, 47, -48, 3])  # −48 and 47 are out of range
     for E, given in itertools.product((128, 2176), (ids, ids.view(mx.uint32))):
         weight, scales, biases = mx.quantize(random(47, E, dtype=dtype), group_size, bits)
-        args = given, scales, biases, group_size, bits, weight
+
+        def call(stream, args=(given, scales, biases, group_size, bits, weight)):
+            return (kernels.quantized_embedding(*args, stream=stream),)
+
         for order in ORDERS if mode == "plain" else ORDERS[:1]:
-            assert_equals_cpu(
-                mode,
-                lambda s, args=args: (kernels.quantized_embedding(*args, stream=s),),
-                ulps=0,
-                order=order,
-            )
+            assert_equals_cpu(mode, call, ulps=0, order=order)
 
 
 @pytest.mark.parametrize("mode", MODES)

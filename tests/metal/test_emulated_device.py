@@ -28,7 +28,6 @@ from tiny_llm import (
     Qwen3ModelWeek2,
     Qwen3ModelWeek3,
     SamplingParams,
-    batch_generate,
     kernels,
     load,
     simple_generate_with_kv_cache,
@@ -71,26 +70,6 @@ def test_random_arguments_give_correct_results(gpu, name, data):
         assert_close(actual, mx.array(oracle.astype(np.float32)), name, ulps=40)
 
 
-@pytest.mark.parametrize("max_threads", [64, 384])
-def test_gpu_with_few_threads_per_threadgroup(max_threads):
-    x, weight = random(3, 500), random(500)
-    expected = kernels.rms_norm(x, weight, 1e-6)
-    with on_gpu(max_threads=max_threads) as device:
-        assert_close(kernels.rms_norm(x, weight, 1e-6), expected, "rms_norm")
-        assert device.launches["rms_norm_row_float32"] == 1
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_loose_arithmetic_with_fewer_threads_per_threadgroup(seed):
-    """1,024 threads per threadgroup may exceed the loose mode's limit."""
-    x, weight = random(3, 9001), random(9001)
-    expected = kernels.rms_norm(x, weight, 1e-6)
-    with on_gpu(mode="loose", order="random", seed=seed):
-        first, second = (kernels.rms_norm(x, weight, 1e-6) for _ in range(2))
-        assert_close(first, expected, "rms_norm")
-        assert_same_bits(first, second, "rms_norm, repeated")
-
-
 def test_derivatives(gpu):
     x, y = random(5), random(5)
 
@@ -101,26 +80,23 @@ def test_derivatives(gpu):
     assert [slope.tolist() for slope in slopes] == [[2.0] * 5, [3.0] * 5]
 
 
-def two_steps(x, weight):
-    """Two dependent kernels, which need a barrier between them."""
-    return kernels.rms_norm(kernels.swiglu(x, x), weight, 1e-6)
-
-
 @pytest.mark.parametrize("order", ["forward", "reverse", "random"])
 def test_pending_commands_run_in_any_order_allowed_by_barriers(gpu, order):
-    x, weight, emulator = random(6, 40), random(40), kernels.extension().metal.emulator
-    expected = [two_steps(x * n, weight) for n in range(1, 4)]
-    mx.eval(expected)
-    inputs = [x * n for n in range(1, 4)]
-    mx.eval(inputs)
+    """Each graph has two dependent kernels, which need a barrier between them."""
+    weight, emulator = random(40), kernels.extension().metal.emulator
+    inputs = [random(6, 40) for _ in range(3)]
+
+    def graphs():
+        results = [kernels.rms_norm(kernels.swiglu(x, x), weight, 1e-6) for x in inputs]
+        mx.eval(results)
+        return results
+
+    expected, before = graphs(), gpu.launches["swiglu_elements_float32"]
     gpu.order = order
     emulator.defer(True)
     try:
-        actual = [two_steps(one, weight) for one in inputs]
-        mx.eval(actual)
-        assert gpu.launches["swiglu_elements_float32"] == 3, (
-            "expected 3 launches: the deferred commands must be pending"
-        )
+        actual = graphs()
+        assert gpu.launches["swiglu_elements_float32"] == before, "the commands must be pending"
         emulator.finish()
     finally:
         emulator.defer(False)
@@ -165,7 +141,11 @@ def test_missing_barrier_is_a_hazard(gpu):
     x = mx.zeros(64)
     mx.eval(x)
     address = np.array(x, copy=False).__array_interface__["data"][0]
-    gpu.compile("hazard", "#include <metal_stdlib>\n" + WRITER)
+    parameters = "device float* x [[buffer(0)]], uint i [[thread_position_in_grid]]"
+    gpu.compile(
+        "hazard",
+        f"#include <metal_stdlib>\n[[kernel]] void write({parameters}) {{ x[i] = 1; }}",
+    )
     command = {
         "operation": "write",
         "library": "hazard",
@@ -182,13 +162,6 @@ def test_missing_barrier_is_a_hazard(gpu):
         MetalFault, match=r"access the same memory \(buffer\(0\) of write.*no barrier"
     ):
         gpu.run([command, {**command}])
-
-
-WRITER = """
-[[kernel]] void write(device float* x [[buffer(0)]], uint i [[thread_position_in_grid]]) {
-    x[i] = 1;
-}
-"""
 
 
 def test_cache_read_in_flight_is_copied_unless_donated():
@@ -213,44 +186,40 @@ def test_overwriting_a_shared_buffer_is_a_fault(gpu):
 
 
 QUESTIONS = ["What is a cat?", "Who are you?", "What is two plus three?", "Hello!"]
-CACHE_BYTES = 2e6  # small, because the emulator copies each kernel argument
+
+
+MODELS = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}
+
+
+def cache_copies(device):
+    return [name for name in device.launches if name.startswith("metal_copy")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 1000])
 @pytest.mark.parametrize("week", [2, 3])
 def test_model_output_equals_cpu_without_cache_copies(demo, week, delay):
-    make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
+    make = MODELS[week]
     expected = simple_generate_with_kv_cache(make(demo[0]), demo[1], QUESTIONS[0], max_tokens=6)
     with on_gpu(delay=delay) as device:
         model = make(demo[0])
         text = simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=6)
-        copies = {name: n for name, n in device.launches.items() if name.startswith("metal_copy")}
         attention = ["flash_attention", "paged_attention"][week - 2]
         assert any(name.startswith(attention) for name in device.launches)
+        assert not cache_copies(device)
     assert text == expected
-    assert not copies
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("week", [2, 3])
 def test_batch_dispatches_ahead_without_cache_copies(week):
     """Prefills two chunks into a freed slot while another request decodes."""
-    make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
     # Emulation time is proportional to the number of layers.
     mlx_model, tokenizer = load("demo-draft")
 
     def run():
-        batch = BatchGeneration(
-            make(mlx_model),
-            tokenizer,
-            QUESTIONS[:3],
-            16,
-            2,
-            4,
-            max_tokens=[3, 4, 2],
-            ignore_eos=True,
-        )
+        model, limits = MODELS[week](mlx_model), {"max_tokens": [3, 4, 2], "ignore_eos": True}
+        batch = BatchGeneration(model, tokenizer, QUESTIONS[:3], 16, 2, 4, **limits)
         num_ahead = 0
         while not batch.is_done:
             batch.step()
@@ -260,32 +229,19 @@ def test_batch_dispatches_ahead_without_cache_copies(week):
     expected, _ = run()
     with on_gpu(delay=1000) as device:
         answers, num_ahead = run()
-        copies = {name: n for name, n in device.launches.items() if name.startswith("metal_copy")}
+        assert not cache_copies(device)
     assert answers == expected
     assert num_ahead >= 2
-    assert not copies
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_model_output_survives_loose_arithmetic(demo, seed):
     """Loose arithmetic changes logits by less than the gap of the top two."""
-    model = Qwen3ModelWeek3(demo[0])
-    expected = simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=12)
+    arguments = (demo[1], QUESTIONS[0], None, 12)
+    expected = simple_generate_with_kv_cache(Qwen3ModelWeek3(demo[0]), *arguments)
     with on_gpu(mode="loose", order="random", seed=seed):
-        model = Qwen3ModelWeek3(demo[0])
-        assert (
-            simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=12) == expected
-        )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_batch_output_equals_cpu(demo, batch_size):
-    arguments = (demo[1], (QUESTIONS * 2)[:batch_size], 12, batch_size, 16)
-    expected = batch_generate(Qwen3ModelWeek2(demo[0]), *arguments)
-    with on_gpu():
-        assert batch_generate(Qwen3ModelWeek2(demo[0]), *arguments) == expected
+        assert simple_generate_with_kv_cache(Qwen3ModelWeek3(demo[0]), *arguments) == expected
 
 
 @pytest.mark.parametrize("batch", [1, pytest.param(8, marks=pytest.mark.slow)])
@@ -295,8 +251,8 @@ def test_engine_output_equals_cpu(demo, kv_cache_dtype, batch):
     prompts = (QUESTIONS * 2)[:batch]
 
     def answers():
-        options = {"kv_cache_bytes": CACHE_BYTES, "kv_cache_dtype": kv_cache_dtype}
-        llm = LLM(demo, block_size=16, **options)
+        # Few bytes, because the emulator copies each kernel argument.
+        llm = LLM(demo, block_size=16, kv_cache_bytes=2e6, kv_cache_dtype=kv_cache_dtype)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert (llm.runner.async_scheduling.num_hits > 0) == (not kernels.computes_on_cpu())
         return [output.outputs[0].token_ids for output in outputs]
@@ -304,7 +260,7 @@ def test_engine_output_equals_cpu(demo, kv_cache_dtype, batch):
     expected = answers()
     with on_gpu(delay=1000) as device:
         assert answers() == expected
-        assert not [name for name in device.launches if name.startswith("metal_copy")]
+        assert not cache_copies(device)
         assert any(name.startswith("paged_attention_decode") for name in device.launches)
 
 
@@ -343,34 +299,29 @@ def test_uncompilable_kernel_falls_back_to_cpu_with_one_warning(capfd):
     assert states["axpby"].state == "not tried"
 
 
-SHORT = ["--min-input-len", "4", "--max-input-len", "8", "--min-output-len", "2"]
-SHORT += ["--max-output-len", "4"]
-COMMANDS = {
-    "main": (["main", "--prompt", QUESTIONS[0], "--max-tokens", "4"], "A cat catches"),
-    "week 3": (
-        ["main", "--loader", "week3", "--prompt", QUESTIONS[0], "--max-tokens", "4"],
-        "A cat",
-    ),
-    "chat": (["chat", "--max-tokens", "4"], "A cat catches"),
-    "batch": (["batch", "--model", "demo-draft", "--batch-size", "8", "--max-tokens", "2"], "16"),
-    "bench": (["bench", "--num-seqs", "2", "--batch-size", "2", *SHORT], "tokens/s"),
-    "check": (["check"], "Metal emulator"),
-}
+PROMPT = f"--prompt={QUESTIONS[0]}"
+SHORT = ["--min-input-len=4", "--max-input-len=8", "--min-output-len=2", "--max-output-len=4"]
+COMMANDS = [
+    (["main", PROMPT, "--max-tokens=4", "--device=gpu"], "A cat catches"),
+    (["main", "--loader=week3", PROMPT, "--max-tokens=4", "--device=gpu"], "A cat"),
+    (["chat", "--max-tokens=4", "--device=gpu"], "A cat catches"),
+    (["batch", "--model=demo-draft", "--batch-size=8", "--max-tokens=2", "--device=gpu"], "16"),
+    (["bench", "--num-seqs=2", "--batch-size=2", *SHORT, "--device=gpu"], "tokens/s"),
+    (["check"], "Metal emulator"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
-def test_commands_without_a_metal_compiler(name, tmp_path):
+@pytest.mark.parametrize(("arguments", "expected"), COMMANDS, ids=lambda value: value[0])
+def test_commands_without_a_metal_compiler(tmp_path, arguments, expected):
     """Simulates a Mac without Xcode, which has neither `metal` nor `xcrun`."""
-    arguments, expected = COMMANDS[name]
     tools = tmp_path / "bin"
     tools.mkdir()
     for tool in ("clang++-19", "clang++", "llvm-symbolizer-19", "addr2line", "ld"):
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             (tools / tool).symlink_to(f"/usr/bin/{tool}")
-    device = [] if name == "check" else ["--device", "gpu"]
     result = subprocess.run(
-        [sys.executable, "-m", "tiny_llm", *arguments, *device],
+        [sys.executable, "-m", "tiny_llm", *arguments],
         capture_output=True,
         text=True,
         check=False,

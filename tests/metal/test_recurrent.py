@@ -1,11 +1,9 @@
 """Gated DeltaNets on the emulated GPU, compared with the CPU."""
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import pytest
 
-from tests.metal.support import NO_CLANG, assert_equals_cpu, on_gpu
+from tests.metal.support import assert_equals_cpu, on_gpu
 from tests.ops.recurrent_problems import (
     CONV,
     DELTA,
@@ -17,24 +15,19 @@ from tests.ops.recurrent_problems import (
 )
 from tests.support import DTYPES, assert_same_bits
 from tiny_llm import kernels
-from tools.metal_emulator import Device, emulated_gpu, has_clang
+from tools.metal_emulator import emulated_gpu
 
 pytestmark = pytest.mark.skipif(
     on_gpu() or not kernels.computes_on_cpu(), reason="needs a machine without a GPU"
 )
 
+MODES = pytest.mark.parametrize("mode", ["plain", "asan", "race", "loose"])
 BATCH = ragged_batch([5, 1, 12])
 # Key heads, value heads, key head size, value head size.
 SHAPES = [(1, 1, 1, 1), (2, 4, 6, 10), (2, 2, 33, 70), (1, 1, 256, 9)]
 
 
-@pytest.fixture(params=["plain", "asan", "race", "loose"])
-def mode(request: pytest.FixtureRequest) -> Iterator[str]:
-    if not has_clang():
-        pytest.skip(NO_CLANG)
-    return request.param
-
-
+@MODES
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("by_tap", [False, True], ids=["C×K", "K×C"])
 @pytest.mark.parametrize("shape", [(4, 1), (2, 7), (8, 40), (4, 300)], ids=str)
@@ -45,6 +38,7 @@ def test_causal_conv1d(mode, dtype, shape, by_tap):
     assert_equals_cpu(mode, lambda s: kernels.causal_conv1d(**arrays, stream=s), ulps=32)
 
 
+@MODES
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gated_delta_rule(mode, dtype, shape):
@@ -54,6 +48,7 @@ def test_gated_delta_rule(mode, dtype, shape):
     )
 
 
+@MODES
 def test_views_and_no_elements(mode):
     arrays = delta_problem(1, 2, 8, 24, BATCH, mx.bfloat16)
     for name in ("qkv", "states"):
@@ -70,15 +65,8 @@ def test_views_and_no_elements(mode):
         assert_same_bits(states, none["states"], "states")
 
 
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[Device]:
-    if not has_clang():
-        pytest.skip(NO_CLANG)
-    with emulated_gpu(kernels.extension()) as device:
-        yield device
-
-
 @pytest.mark.parametrize("op", [CONV, DELTA], ids=["conv", "delta"])
 @pytest.mark.parametrize("chunk", [1, 3, 7])
-def test_bitwise_equal_in_batches_and_chunks(gpu, op, chunk):
-    assert_chunks_are_bitwise_equal(op, chunk, mx.float32, overwrite=True, stream=gpu.stream())
+def test_bitwise_equal_in_batches_and_chunks(op, chunk):
+    with emulated_gpu(kernels.extension()) as gpu:
+        assert_chunks_are_bitwise_equal(op, chunk, mx.float32, overwrite=True, stream=gpu.stream())

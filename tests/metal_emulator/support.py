@@ -6,15 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.metal.support import NO_CLANG
 from tools.metal_emulator import MetalError, compiler, has_clang
 
 KERNELS = Path(__file__).parent / "kernels"
 bfloat16 = ml_dtypes.bfloat16
 
-needs_clang = pytest.mark.skipif(
-    not has_clang(),
-    reason="the Metal emulator needs Linux and clang 19: apt install clang-19 libclang-rt-19-dev",
-)
+needs_clang = pytest.mark.skipif(not has_clang(), reason=NO_CLANG)
 ORDERS = ("forward", "reverse", "random")
 
 

@@ -161,22 +161,14 @@ class KernelLaunches:
 
     @staticmethod
     def small_attention():
-        q, k, v = (
-            random_array((5, 32)),
-            random_array((19, 32), seed=1),
-            random_array((19, 32), seed=2),
-        )
+        q, k, v = (random_array((n, 32), seed=seed) for seed, n in enumerate((5, 19, 19)))
         out = np.zeros_like(q)
         expected = attention(q[None] * np.float32(np.sqrt(32)), k[None], v[None], False)[0]
         return [q, k, v, out, 5, 19], {"grid": (2, 1, 1), "threads": (128, 1, 1)}, out, expected
 
     @staticmethod
     def reverse_on_device():
-        x, scratch, y = (
-            np.arange(128, dtype=np.int32),
-            np.zeros(128, np.int32),
-            np.zeros(128, np.int32),
-        )
+        x, scratch, y = np.arange(128, dtype=np.int32), *np.zeros((2, 128), np.int32)
         expected = x.reshape(2, 64)[:, ::-1].reshape(-1)
         return [x, scratch, y], {"grid": (2, 1, 1), "threads": (64, 1, 1)}, y, expected
 
@@ -195,19 +187,23 @@ class KernelLaunches:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.variant}-{f.mode}-{f.kind}")
 def test_seeded_fault_is_reported(variants, fault):
-    _path, lines, starts, library = variants
-    arguments, sizes, _, _ = getattr(KernelLaunches, fault.kernel)()
-    with pytest.raises(MetalFault) as caught:
-        library.launch(fault.variant, arguments, **sizes, mode=fault.mode)
-    error = caught.value
+    path, lines, starts, library = variants
+
+    def reported(order):
+        arguments, sizes, _, _ = getattr(KernelLaunches, fault.kernel)()
+        with pytest.raises(MetalFault) as caught:
+            library.launch(fault.variant, arguments, **sizes, mode=fault.mode, order=order)
+        return caught.value
+
+    error = reported("forward")
     assert error.kind in fault.kind.split("|"), str(error)
-    assert error.file.endswith("variants.metal"), str(error)
-    assert error.kernel == fault.variant
+    assert (error.file, error.kernel) == (str(path), fault.variant)
     assert error.line > starts[fault.variant]
-    assert lines[error.line - 1].split("// ")[-1] in fault.lines, (
-        f"{error}\n{lines[error.line - 1]}"
-    )
+    line = lines[error.line - 1]
+    assert line.split("// ")[-1] in fault.lines, f"{error}\n{line}"
     assert fault.says in str(error)
+    if fault in DELETED_BARRIERS:  # whatever the order of the threads
+        assert all(reported(order) for order in ORDERS[1:])
 
 
 @pytest.fixture(scope="module")
@@ -222,12 +218,3 @@ def test_valid_kernel_has_no_findings(sound, kernel, mode, order):
     arguments, sizes, result, expected = getattr(KernelLaunches, kernel)()
     sound.launch(kernel, arguments, **sizes, mode=mode, order=order, seed=7)
     assert_close(result, expected, 1e-5)
-
-
-@pytest.mark.parametrize("fault", DELETED_BARRIERS, ids=lambda f: f.variant)
-def test_race_detection_is_order_independent(variants, fault):
-    *_, library = variants
-    for order in ORDERS:
-        arguments, sizes, _, _ = getattr(KernelLaunches, fault.kernel)()
-        with pytest.raises(MetalFault):
-            library.launch(fault.variant, arguments, **sizes, mode="race", order=order)

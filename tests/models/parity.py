@@ -89,224 +89,179 @@ LINEAR_ATTENTION = "linear_attention"
 VL = {**heads(4, 2, 16), **rope(MROPE)}
 CAUSAL, NESTED = "ForCausalLM", "ForConditionalGeneration"
 
-# Classes of transformers, and configs in addition to `SIZES`. The models have 1 to 8 query heads
-# per KV head, hybrids 1, 2 or 4 value heads per key head.
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3-yarn": ("Qwen3", {**heads(4, 1, 16), **TIED, **rope(YARN)}),
+
+def case(class_name: str, *parts: Mapping[str, Any], **fields: Any) -> tuple[str, dict[str, Any]]:
+    """Class in transformers, and its config in addition to `SIZES`."""
+    return class_name, {name: part[name] for part in (*parts, fields) for name in part}
+
+
+# The models have 1 to 8 query heads per KV head, hybrids 1, 2 or 4 value heads per key head.
+MODELS = {
+    "qwen3-yarn": case("Qwen3", heads(4, 1, 16), rope(YARN), **TIED),
     # DeepSeek-R1-0528-Qwen3-8B: transformers ignores `attn_factor`
-    "qwen3-yarn-attn_factor": ("Qwen3", {**heads(4, 2, 16), **rope(YARN, attn_factor=0.8782)}),
-    "qwen3-biases": ("Qwen3", {**heads(3, 3, 14), **BIASES}),
-    "qwen2": ("Qwen2", heads(4, 2)),
-    "qwen2-tied-yarn": (
-        "Qwen2",
-        {**heads(10, 2), **TIED, **rope(YARN, beta_fast=8, attention_factor=1.5)},
+    "qwen3-yarn-attn_factor": case("Qwen3", heads(4, 2, 16), rope(YARN, attn_factor=0.8782)),
+    "qwen3-biases": case("Qwen3", heads(3, 3, 14), **BIASES),
+    "qwen2": case("Qwen2", heads(4, 2)),
+    "qwen2-tied-yarn": case(
+        "Qwen2", heads(10, 2), rope(YARN, beta_fast=8, attention_factor=1.5), **TIED
     ),
-    "llama-2": ("Llama", {"num_attention_heads": 4}),
-    "llama-3.2": (
-        "Llama",
-        {**heads(10, 2, 18), **TIED, **rope(LLAMA3, original_max_position_embeddings=64)},
+    "llama-2": case("Llama", num_attention_heads=4),
+    "llama-3.2": case(
+        "Llama", heads(10, 2, 18), rope(LLAMA3, original_max_position_embeddings=64), **TIED
     ),
-    "llama-biases-linear": (
-        "Llama",
-        {**heads(8, 1, 12), **BIASES, "mlp_bias": True, **rope(LINEAR)},
+    "llama-biases-linear": case("Llama", heads(8, 1, 12), rope(LINEAR), **BIASES, mlp_bias=True),
+    "qwen3_moe": case("Qwen3Moe", heads(4, 2, 12), experts(5, 2, 24, norm_topk_prob=True)),
+    "qwen3_moe-and-mlp": case(
+        "Qwen3Moe", heads(4, 4, 16), experts(16, 4, 20, mlp_only_layers=[1]), **TIED
     ),
-    "qwen3_moe": ("Qwen3Moe", {**heads(4, 2, 12), **experts(5, 2, 24, norm_topk_prob=True)}),
-    "qwen3_moe-and-mlp": (
-        "Qwen3Moe",
-        {**heads(4, 4, 16), **experts(16, 4, 20, mlp_only_layers=[1]), **TIED},
+    "qwen3_moe-top-1": case("Qwen3Moe", heads(2, 1, 16), experts(4, 1, 24, decoder_sparse_step=2)),
+    "mistral3": case(
+        f"Mistral3{NESTED}", heads(8, 1, 34), model_type="mistral", sliding_window=None
     ),
-    "qwen3_moe-top-1": (
-        "Qwen3Moe",
-        {**heads(2, 1, 16), **experts(4, 1, 24, decoder_sparse_step=2)},
+    "mistral-window": case("Mistral", heads(10, 5, 8), sliding_window=19),
+    "ministral3": case(
+        f"Mistral3{NESTED}", heads(6, 2, 14), rope(SCALED_QUERIES), **TIED, model_type="ministral3"
     ),
-    "mistral3": (
-        f"Mistral3{NESTED}",
-        {**heads(8, 1, 34), "model_type": "mistral", "sliding_window": None},
+    "ministral3-window": case(
+        "Ministral3", heads(5, 5, 10), rope(SCALED_QUERIES, mscale_all_dim=0.0), sliding_window=19
     ),
-    "mistral-window": ("Mistral", {**heads(10, 5, 8), "sliding_window": 19}),
-    "ministral3": (
-        f"Mistral3{NESTED}",
-        {**heads(6, 2, 14), "model_type": "ministral3", **TIED, **rope(SCALED_QUERIES)},
+    "qwen2-windows-in-last-layers": case("Qwen2", heads(10, 5), windows(16, max_window_layers=1)),
+    "qwen3-windows-by-layer": case(
+        "Qwen3", heads(4, 2, 16), windows(7), layers(SLIDING, FULL, SLIDING)
     ),
-    "ministral3-window": (
-        "Ministral3",
-        {**heads(5, 5, 10), "sliding_window": 19, **rope(SCALED_QUERIES, mscale_all_dim=0.0)},
-    ),
-    "qwen2-windows-in-last-layers": ("Qwen2", {**heads(10, 5), **windows(16, max_window_layers=1)}),
-    "qwen3-windows-by-layer": (
-        "Qwen3",
-        {**heads(4, 2, 16), **windows(7), **layers(SLIDING, FULL, SLIDING)},
-    ),
-    "gpt_oss": (
+    "gpt_oss": case(
         "GptOss",
-        {
-            **heads(6, 2, 14),
-            "num_hidden_layers": 4,
-            "num_local_experts": 5,
-            "num_experts_per_tok": 2,
-            "sliding_window": 19,
-            **rope(YARN, truncate=False),
-        },
+        heads(6, 2, 14),
+        rope(YARN, truncate=False),
+        num_hidden_layers=4,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=19,
     ),
-    "qwen3_moe-window": ("Qwen3Moe", {**heads(4, 2, 12), **experts(5, 2, 24), **windows(33)}),
-    "gemma3": (
+    "qwen3_moe-window": case("Qwen3Moe", heads(4, 2, 12), experts(5, 2, 24), windows(33)),
+    "gemma3": case(
         "Gemma3",
-        {
-            **heads(4, 2, 18),
-            **layers(SLIDING, FULL, SLIDING),
-            "sliding_window": 13,
-            "query_pre_attn_scalar": 12,
-        },
+        heads(4, 2, 18),
+        layers(SLIDING, FULL, SLIDING),
+        sliding_window=13,
+        query_pre_attn_scalar=12,
     ),
     # one KV head, a window of most of the context, and a pattern that leaves all layers with it
-    "gemma3-linear": (
-        "Gemma3",
-        {
-            **heads(5, 1, 14),
-            "sliding_window": 70,
-            "sliding_window_pattern": 2,
-            **rope(GEMMA3_ROPE),
-        },
+    "gemma3-linear": case(
+        "Gemma3", heads(5, 1, 14), rope(GEMMA3_ROPE), sliding_window=70, sliding_window_pattern=2
     ),
-    "smollm3": ("SmolLM3", {**heads(4, 2, 10), "no_rope_layers": [1, 0, 1], "pad_token_id": None}),
-    "phi3": (
-        "Phi3",
-        {**heads(2, 1), "pad_token_id": None, **rope(ROPE, partial_rotary_factor=0.6)},
-    ),
-    "granite": ("Granite", {**heads(4, 1, 10), **GRANITE, **TIED}),
+    "smollm3": case("SmolLM3", heads(4, 2, 10), no_rope_layers=[1, 0, 1], pad_token_id=None),
+    "phi3": case("Phi3", heads(2, 1), rope(ROPE, partial_rotary_factor=0.6), pad_token_id=None),
+    "granite": case("Granite", heads(4, 1, 10), GRANITE, **TIED),
     # Gemma 4 E2B: per-layer inputs, and wider layers that read earlier layers' keys and values
-    "gemma4-e2b": (
+    "gemma4-e2b": case(
         "Gemma4",
-        {
-            **heads(4, 1, 14),
-            **GEMMA4,
-            **layers(*[SLIDING, SLIDING, FULL] * 2, FULL),
-            **per_layer_inputs(6),
-            "global_head_dim": 22,
-            "num_kv_shared_layers": 4,
-            "use_double_wide_mlp": True,
-        },
+        heads(4, 1, 14),
+        layers(*[SLIDING, SLIDING, FULL] * 2, FULL),
+        GEMMA4,
+        per_layer_inputs(6),
+        global_head_dim=22,
+        num_kv_shared_layers=4,
+        use_double_wide_mlp=True,
     ),
     # Gemma 4 E4B, without a window and with the default layer types
-    "gemma4-e4b": (
+    "gemma4-e4b": case(
         "Gemma4",
-        {
-            **heads(6, 2, 10),
-            **GEMMA4,
-            **per_layer_inputs(8),
-            "num_hidden_layers": 8,
-            "sliding_window": 256,
-            "global_head_dim": 512,
-            "num_kv_shared_layers": 1,
-        },
+        heads(6, 2, 10),
+        GEMMA4,
+        per_layer_inputs(8),
+        num_hidden_layers=8,
+        sliding_window=256,
+        global_head_dim=512,
+        num_kv_shared_layers=1,
     ),
     # Gemma 4 31B: full layers with other KV heads, whose keys are also their values
-    "gemma4-31b": (
+    "gemma4-31b": case(
         "Gemma4",
-        {
-            **heads(6, 3, 18),
-            **GEMMA4,
-            **layers(SLIDING, FULL, SLIDING, FULL),
-            **rope(GEMMA4_ROPE),
-            "attention_k_eq_v": True,
-            "global_head_dim": 36,
-            "num_global_key_value_heads": 2,
-            "hidden_size_per_layer_input": 0,
-        },
+        heads(6, 3, 18),
+        layers(SLIDING, FULL, SLIDING, FULL),
+        GEMMA4,
+        rope(GEMMA4_ROPE),
+        attention_k_eq_v=True,
+        global_head_dim=36,
+        num_global_key_value_heads=2,
+        hidden_size_per_layer_input=0,
     ),
     # Gemma 4 12B: fields that its configs lack
-    "gemma4-12b": (
+    "gemma4-12b": case(
         "Gemma4Unified",
-        {
-            **heads(4, 2, 16),
-            **GEMMA4,
-            **layers(SLIDING, FULL, FULL),
-            "global_head_dim": 34,
-            "attention_k_eq_v": True,
-        },
+        heads(4, 2, 16),
+        layers(SLIDING, FULL, FULL),
+        GEMMA4,
+        global_head_dim=34,
+        attention_k_eq_v=True,
     ),
     # Gemma 4 26B-A4B: experts beside the MLP
-    "gemma4-moe": (
+    "gemma4-moe": case(
         "Gemma4",
-        {
-            **heads(4, 2, 16),
-            **GEMMA4,
-            **layers(SLIDING, SLIDING, FULL),
-            "attention_k_eq_v": True,
-            "global_head_dim": 24,
-            "num_global_key_value_heads": 1,
-            "hidden_size_per_layer_input": 0,
-            "enable_moe_block": True,
-            "num_experts": 7,
-            "top_k_experts": 3,
-            "moe_intermediate_size": 20,
-        },
+        heads(4, 2, 16),
+        layers(SLIDING, SLIDING, FULL),
+        GEMMA4,
+        attention_k_eq_v=True,
+        global_head_dim=24,
+        num_global_key_value_heads=1,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=7,
+        top_k_experts=3,
+        moe_intermediate_size=20,
     ),
-    "qwen3_vl": (f"Qwen3VL{NESTED}", VL),
-    "qwen3_vl_moe": (f"Qwen3VLMoe{NESTED}", {**VL, **experts(5, 2, 24)}),
-    "gemma3-multimodal": (
-        f"Gemma3{NESTED}",
-        {**heads(4, 2, 16), "sliding_window": 13, "pad_token_id": None, **TIED},
+    "qwen3_vl": case(f"Qwen3VL{NESTED}", VL),
+    "qwen3_vl_moe": case(f"Qwen3VLMoe{NESTED}", VL, experts(5, 2, 24)),
+    "gemma3-multimodal": case(
+        f"Gemma3{NESTED}", heads(4, 2, 16), sliding_window=13, pad_token_id=None, **TIED
     ),
-    "qwen3_5_text": ("Qwen3_5", {**hybrid_attention(4, 2, 16), **delta_net(2, 4, 12, 10)}),
-    "qwen3_5-tied": ("Qwen3_5", {**hybrid_attention(6, 3, 24), **delta_net(3, 3, 10, 14), **TIED}),
-    "qwen3_5-one-key-head": (
+    "qwen3_5_text": case("Qwen3_5", hybrid_attention(4, 2, 16), delta_net(2, 4, 12, 10)),
+    "qwen3_5-tied": case("Qwen3_5", hybrid_attention(6, 3, 24), delta_net(3, 3, 10, 14), **TIED),
+    "qwen3_5-one-key-head": case(
+        "Qwen3_5", hybrid_attention(2, 1, 20, 0.5), delta_net(1, 4, 16, 8)
+    ),
+    "qwen3_5-wide-heads": case(
         "Qwen3_5",
-        {**hybrid_attention(2, 1, 20, 0.5), **delta_net(1, 4, 16, 8)},
+        hybrid_attention(2, 2, 40),
+        delta_net(2, 2, 128, 64),
+        layers(LINEAR_ATTENTION, FULL),
     ),
-    "qwen3_5-wide-heads": (
+    "qwen3_5-layer-types": case(
         "Qwen3_5",
-        {
-            **hybrid_attention(2, 2, 40),
-            **delta_net(2, 2, 128, 64),
-            **layers(LINEAR_ATTENTION, FULL),
-        },
+        hybrid_attention(4, 1, 16, 1.0),
+        delta_net(2, 8, 14, 10, K=3),
+        layers(FULL, LINEAR_ATTENTION, LINEAR_ATTENTION, FULL, LINEAR_ATTENTION),
     ),
-    "qwen3_5-layer-types": (
-        "Qwen3_5",
-        {
-            **hybrid_attention(4, 1, 16, 1.0),
-            **delta_net(2, 8, 14, 10, K=3),
-            **layers(FULL, LINEAR_ATTENTION, LINEAR_ATTENTION, FULL, LINEAR_ATTENTION),
-        },
+    "qwen3_5-biases": case(
+        "Qwen3_5", hybrid_attention(5, 5, 8, 0.75), delta_net(5, 5, 9, 11, K=2), **BIASES, **TIED
     ),
-    "qwen3_5-biases": (
-        "Qwen3_5",
-        {**hybrid_attention(5, 5, 8, 0.75), **delta_net(5, 5, 9, 11, K=2), **BIASES, **TIED},
+    "qwen3_5-yarn": case("Qwen3_5", hybrid_attention(4, 2, 32, **YARN), delta_net(2, 4, 12, 10)),
+    "qwen3_5": case(
+        f"Qwen3_5{NESTED}", hybrid_attention(4, 2, 16), delta_net(2, 4, 20, 18), **TIED
     ),
-    "qwen3_5-yarn": ("Qwen3_5", {**hybrid_attention(4, 2, 32, **YARN), **delta_net(2, 4, 12, 10)}),
-    "qwen3_5": (
-        f"Qwen3_5{NESTED}",
-        {**hybrid_attention(4, 2, 16), **delta_net(2, 4, 20, 18), **TIED},
+    "qwen3_5_moe_text": case(
+        "Qwen3_5Moe", hybrid_attention(4, 2, 12, 0.5), delta_net(2, 4, 12, 10), SHARED_EXPERT
     ),
-    "qwen3_5_moe_text": (
-        "Qwen3_5Moe",
-        {**hybrid_attention(4, 2, 12, 0.5), **delta_net(2, 4, 12, 10), **SHARED_EXPERT},
-    ),
-    "qwen3_5_moe": (
+    "qwen3_5_moe": case(
         f"Qwen3_5Moe{NESTED}",
-        {
-            **hybrid_attention(4, 4, 16),
-            **delta_net(3, 3, 8, 14),
-            **SHARED_EXPERT,
-            "num_experts_per_tok": 5,
-        },
+        hybrid_attention(4, 4, 16),
+        delta_net(3, 3, 8, 14),
+        SHARED_EXPERT,
+        num_experts_per_tok=5,
     ),
-    "qwen3_next": (
-        "Qwen3Next",
-        {**hybrid_attention(4, 2, 16), **delta_net(2, 4, 12, 10), **SHARED_EXPERT},
+    "qwen3_next": case(
+        "Qwen3Next", hybrid_attention(4, 2, 16), delta_net(2, 4, 12, 10), SHARED_EXPERT
     ),
-    "qwen3_next-mlp": (
+    "qwen3_next-mlp": case(
         "Qwen3Next",
-        {
-            **hybrid_attention(2, 1, 24, 0.5),
-            **delta_net(1, 4, 10, 12, K=5),
-            **SHARED_EXPERT,
-            **TIED,
-            "num_experts_per_tok": 1,
-            "mlp_only_layers": [1],
-            "norm_topk_prob": False,
-        },
+        hybrid_attention(2, 1, 24, 0.5),
+        delta_net(1, 4, 10, 12, K=5),
+        SHARED_EXPERT,
+        **TIED,
+        num_experts_per_tok=1,
+        mlp_only_layers=[1],
+        norm_topk_prob=False,
     ),
 }
 

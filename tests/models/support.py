@@ -1,5 +1,6 @@
 """Small random models of each family, and helpers that run ragged steps."""
 
+import copy
 import itertools
 import json
 from array import array
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from tests.support import assert_same_bits
+from tests.support import as_numpy, assert_same_bits
 from tiny_llm.engine.execution.paged_model import Span, ragged_batch
+from tiny_llm.kernels.prepack import row_major_layer
 from tiny_llm.models.checkpoint.dummy import random_tensors
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.families.decoder import Decoder
+from tiny_llm.quantize import dequantize_linear
 
 # Small sizes that allow quantization in groups of 64; the vocabulary size is odd.
 SIZES: dict[str, Any] = {
@@ -137,6 +140,16 @@ def assert_same_arrays(actual: dict[str, mx.array], expected: dict[str, mx.array
         assert_same_bits(actual[name], expected[name], name)
 
 
+def dequantized(layer: Any) -> np.ndarray:
+    """Weights of a layer in float32, without rounding to bfloat16."""
+    wide = copy.copy(row_major_layer(layer))
+    if "scales" not in wide:
+        return as_numpy(wide.weight)
+    if wide.mode == "affine":
+        wide.scales, wide.biases = wide.scales.astype(mx.float32), wide.biases.astype(mx.float32)
+    return as_numpy(dequantize_linear(wide))
+
+
 PAGES_PER_SEQUENCE = 16
 
 
@@ -180,21 +193,6 @@ def sequence_logits(model: Decoder, ids: Sequence[int], ends: Sequence[int] = ()
     return run_steps(model, chunks, lambda position, sequence: ids[position])
 
 
-def greedy_tokens(model: Decoder, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    ids = list(prompt)
-    storage = model.create_paged_storage(PAGES_PER_SEQUENCE, 2)
-    page_ids = array("i", range(PAGES_PER_SEQUENCE))
-    start = 0
-    while len(ids) < len(prompt) + num_tokens:
-        new = ids[start:]
-        span = Span(new, start, page_ids, 0 if start > 0 else -1, [(len(new) - 1, 0)])
-        batch = ragged_batch([span], storage.layout, model.state_bytes > 0)
-        logits = model.ragged_logits(new, batch, [len(new) - 1], storage)
-        start = len(ids)
-        ids.append(int(mx.argmax(logits[0]).item()))
-    return ids[len(prompt) :]
-
-
 def run_sequence(model: Decoder) -> mx.array:
     """Runs one sequence in chunks of 1 to 40 tokens; recomputes three positions."""
     steps, position = [], 0
@@ -211,6 +209,15 @@ def run_changing_batch(model: Decoder) -> mx.array:
     steps += [{0: range(50 + i, 51 + i), 2: range(60 + i, 61 + i)} for i in range(10)]
     steps += [{1: range(7)}]
     steps += [{1: range(7 + i, 8 + i), 2: range(70 + i, 71 + i)} for i in range(10)]
+    return run_steps(model, steps)
+
+
+def run_ragged(model: Decoder) -> mx.array:
+    """Requests of different lengths, mixed with prefill chunks."""
+    lengths, steps = [0, 0, 0], []
+    for new in ([5, 9, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1], [2, 1, 1], [2, 1, 1], [2, 1, 1]):
+        steps.append({s: range(lengths[s], lengths[s] + new[s]) for s in range(3)})
+        lengths = [length + n for length, n in zip(lengths, new, strict=True)]
     return run_steps(model, steps)
 
 

@@ -30,18 +30,13 @@ def test_folder_size_is_limited(folder, limit):
     assert sum(file.stat().st_size for file in folder.iterdir()) <= limit
 
 
-def test_configuration(demo):
+def test_config_and_prompts_of_the_demo(demo):
+    """The course's chapters rely on these."""
     args = demo[0].args
     assert args.tie_word_embeddings
     assert args.head_dim == 128
     assert args.num_attention_heads > args.num_key_value_heads
-
-
-def test_draft_and_target_have_the_same_vocabulary_size(demo):
-    assert load("demo-draft")[0].args.vocab_size == demo[0].args.vocab_size
-
-
-def test_eight_prompts_share_a_paragraph():
+    assert load("demo-draft")[0].args.vocab_size == args.vocab_size
     assert len(BATCH_PROMPTS) == 16
     assert sum(prompt.startswith(SHARED_PARAGRAPH) for prompt in BATCH_PROMPTS) == 8
 

@@ -72,6 +72,7 @@ LIMITED_V1 = {
 @pytest.mark.parametrize(
     ("cgroup", "files", "available", "expected"),
     [
+        ("0::/a\n", {}, None, 2**80),
         ("0::/a\n", {}, 2**28, 2**28),
         ("0::/a\n", LIMITED, 2**40, (1024 - 900 + 150) * 2**20),
         ("0::/a\n", LIMITED, 2**26, 2**26),
@@ -82,14 +83,6 @@ def test_available_memory(tmp_path, monkeypatch, cgroup, files, available, expec
     monkeypatch.setattr(memory.sys, "platform", "linux")
     write_system(tmp_path, cgroup, files, available)
     assert available_memory(tmp_path) == min(expected, total_memory(tmp_path))
-
-
-def test_available_memory_defaults_to_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory.sys, "platform", "linux")
-    assert available_memory(tmp_path) == total_memory(tmp_path)
-
-
-GROUP = {"a/memory.max": str(2**30), "a/memory.stat": ""}
 
 
 @pytest.mark.parametrize(
@@ -104,11 +97,8 @@ GROUP = {"a/memory.max": str(2**30), "a/memory.stat": ""}
 )
 def test_memory_pressure_on_linux(tmp_path, monkeypatch, left, stall, group_stall, expected):
     monkeypatch.setattr(memory.sys, "platform", "linux")
-    files = {
-        **GROUP,
-        "a/memory.current": str(2**30 - left),
-        "a/memory.pressure": pressure(group_stall),
-    }
+    numbers = {"max": 2**30, "stat": "", "current": 2**30 - left, "pressure": pressure(group_stall)}
+    files = {f"a/memory.{name}": str(number) for name, number in numbers.items()}
     write_system(tmp_path, "0::/a\n", files, 2**40, stall)
     assert is_memory_short(tmp_path) is expected
 

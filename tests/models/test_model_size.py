@@ -31,11 +31,8 @@ CONFIGS = [*FAMILIES.values(), MIXTURE, HYBRID, HYBRID_MIXTURE]
 UNTIED = {**FAMILIES["qwen3"], "tie_word_embeddings": False}
 
 
-def write(folder, config, quantization=None, dtype="bfloat16"):
-    config = {**config, "torch_dtype": dtype}
-    if quantization is not None:
-        config["quantization"] = quantization
-    return write_family(folder, config)
+def write(folder, config, quantization=None):
+    return write_family(folder, {"torch_dtype": "bfloat16", **config, "quantization": quantization})
 
 
 def load(folder, rank=0, num_ranks=1):
@@ -47,7 +44,16 @@ def nbytes(model):
     return sum(array.nbytes for _, array in tree_flatten(model))
 
 
-def check_equal(folder, kv_cache_dtype="auto"):
+# (config, its quantization, dtype of the KV cache)
+CASES = [(config, None, dtype) for config in CONFIGS for dtype in KV_CACHE_DTYPES]
+CASES += [(UNTIED, quantization, "auto") for quantization in QUANTIZATIONS]
+CASES += [({**HYBRID, "torch_dtype": dtype}, None, "auto") for dtype in ("float16", "float32")]
+
+
+@pytest.mark.parametrize(("config", "quantization", "kv_cache_dtype"), CASES)
+def test_sizes_equal_those_of_the_loaded_model(tmp_path, config, quantization, kv_cache_dtype):
+    """Weights are repacked, so they may be larger than the file."""
+    folder = write(tmp_path / "model", config, quantization)
     mlx_model = load(folder)
     decoder = serving_model("model", mlx_model, 16, kv_cache_dtype=kv_cache_dtype)
     size = replace(model_size(folder), kv_cache_dtype=kv_cache_dtype)
@@ -57,28 +63,8 @@ def check_equal(folder, kv_cache_dtype="auto"):
         assert model_size(folder, load_format="dummy").weight_bytes == nbytes(mlx_model)
     else:
         assert size.weight_bytes == nbytes(mlx_model)
-    assert size.kv_bytes_per_token == decoder.kv_bytes_per_token
-    assert size.state_bytes == decoder.state_bytes
-    assert size.max_seq_len == decoder.max_seq_len
-    assert size.dtype == decoder.dtype
-    return size
-
-
-@pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
-@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
-def test_every_family(tmp_path, config, kv_cache_dtype):
-    check_equal(write(tmp_path / "model", config), kv_cache_dtype)
-
-
-@pytest.mark.parametrize("quantization", QUANTIZATIONS, ids=str)
-def test_every_quantization(tmp_path, quantization):
-    """Sizes are those of repacked weights, which may be larger than the file."""
-    check_equal(write(tmp_path / "model", UNTIED, quantization))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_dtypes(tmp_path, dtype):
-    check_equal(write(tmp_path / "model", HYBRID, None, dtype))
+    for name in ("kv_bytes_per_token", "state_bytes", "max_seq_len", "dtype"):
+        assert getattr(size, name) == getattr(decoder, name), name
 
 
 def test_config_alone_gives_the_same_sizes(tmp_path):

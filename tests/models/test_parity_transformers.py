@@ -15,66 +15,15 @@ from tests.models.support import (
     sequence_logits,
     transformers_logits,
 )
-from tests.support import as_numpy, chat_prompt, token_prompts
-from tiny_llm import LLM, Qwen3ModelWeek1, SamplingParams, load
+from tests.support import as_numpy, token_prompts
+from tiny_llm import LLM, Qwen3ModelWeek1, SamplingParams
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.loading import serving_model
-
-QUESTIONS = [
-    "What is the capital of France?",
-    "Name the capital of Peru.",
-    "Which country has Rome as its capital?",
-    "What is the KV cache?",
-    "Explain grouped-query attention.",
-    "What is the difference between prefill and decode?",
-    "What is 17 + 25?",
-    "How many days are in a week?",
-    "What is the opposite of hot?",
-    "Give me a short introduction to large language model.",
-    "Mira lives in Tavel. She is a baker.\n\nWhere does Mira live?",
-    "Ein Satz auf Deutsch, den das Modell nicht kennt: äöüß.",
-]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _references():
     import_references()
-
-
-def demo_pair(folder, dtype):
-    """The demo model in bfloat16 files: transformers' model, `mlx_lm`'s model and tokenizer."""
-    torch, transformers = import_references()
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    return theirs.eval(), *load(str(folder))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("enable_thinking", [False, True])
-def test_demo_model_greedy_tokens(demo_bfloat16_folder, enable_thinking):
-    import torch
-
-    theirs, mlx_model, tokenizer = demo_pair(demo_bfloat16_folder, "float32")
-    mlx_model.set_dtype(mx.float32)
-    ours = Qwen3ModelWeek1(mlx_model)
-    for question in QUESTIONS:
-        prompt = chat_prompt(tokenizer, question, enable_thinking)
-        given = torch.tensor([prompt])
-        with torch.no_grad():
-            sequence = theirs.generate(given, max_new_tokens=20, do_sample=False)[0].tolist()
-        # One causal forward pass over prompt and output predicts each output token from its prefix.
-        logits = ours(mx.array([sequence]))[0, len(prompt) - 1 : -1]
-        assert mx.argmax(logits, axis=-1).tolist() == sequence[len(prompt) :], question
-
-
-@pytest.mark.slow
-def test_demo_model_logits_bfloat16(demo_bfloat16_folder):
-    theirs, mlx_model, tokenizer = demo_pair(demo_bfloat16_folder, "bfloat16")
-    ids = tokenizer.encode("The KV cache keeps keys and values.")
-    expected = transformers_logits(theirs, ids)
-    actual = as_numpy(Qwen3ModelWeek1(mlx_model)(mx.array([ids]))[0])
-    # 5 % of the largest logit: tiny-llm and transformers round to bfloat16 after different
-    # operations, and the differences add up over eight layers.
-    assert np.abs(actual - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("tied", [True, False])

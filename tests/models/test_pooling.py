@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.models.parity import SIZES, TIED, heads
 from tests.models.support import import_references
-from tiny_llm import LLM, SamplingParams, UserError
+from tiny_llm import LLM, UserError
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine import factory
 from tiny_llm.models.output_heads import SCORE_INSTRUCTION, SCORE_TEMPLATE
@@ -25,12 +26,11 @@ TEXTS = [
     "Rome.",
     "Paged attention reads keys and values through a block table. " * 8 + "Why?",
 ]
-MODULES = {
-    "": "sentence_transformers.models.Transformer",
-    "1_Pooling": "sentence_transformers.models.Pooling",
-    "2_Normalize": "sentence_transformers.models.Normalize",
-}
-LAST_TOKEN = {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True}
+MODULES = [f"sentence_transformers.models.{x}" for x in ("Transformer", "Pooling", "Normalize")]
+NEWER = [f"sentence_transformers.base.modules.{x}" for x in ("Transformer", "pooling.Pooling")]
+DENSE = [*MODULES[:2], "sentence_transformers.models.Dense"]
+LAST_TOKEN = {"word_embedding_dimension": 40, "pooling_mode_lasttoken": True}
+BY_NAME = {"embedding_dimension": 40, "pooling_mode": "lasttoken", "include_prompt": True}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,49 +39,41 @@ def _import_references() -> None:
     torch, transformers = import_references()
 
 
-def write_model(folder: Path, with_head: bool, pooling: dict[str, Any] | None) -> Any:
+def write_model(folder: Path, with_head: bool) -> Any:
     """Saves and returns a random Qwen3 (transformers), with the demo tokenizer."""
     torch.manual_seed(3)
-    config = transformers.Qwen3Config(
-        vocab_size=4096,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )
+    sizes = {**SIZES, **heads(4, 2, 16), "vocab_size": 4096, "max_position_embeddings": 512}
     kind = transformers.Qwen3ForCausalLM if with_head else transformers.Qwen3Model
-    theirs = kind(config).eval()
+    theirs = kind(transformers.Qwen3Config(**sizes, **TIED)).eval()
     theirs.save_pretrained(folder)
     for file in TARGET_PATH.iterdir():
         if "token" in file.name:
             shutil.copy(file, folder)
-    if pooling is not None:
-        (folder / "modules.json").write_text(json.dumps(modules(MODULES)))
-        (folder / "1_Pooling").mkdir()
-        (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     return theirs
 
 
-def modules(types: dict[str, str]) -> list[dict[str, str]]:
-    """sentence-transformers' list of modules, from {path: type}."""
-    return [{"path": path, "type": kind} for path, kind in types.items()]
+def write_modules(folder: Path, pooling_folder: str, pooling: dict[str, Any], *types: str) -> None:
+    """Writes sentence-transformers' list of modules, and the config of the pooling module."""
+    paths = ("", pooling_folder, "2_Last")
+    listed = [{"path": path, "type": kind} for path, kind in zip(paths, types, strict=False)]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / pooling_folder).mkdir(exist_ok=True)
+    (folder / pooling_folder / "config.json").write_text(json.dumps(pooling))
 
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory):
     """Embedding model, which has no LM head: (folder, transformers model)."""
     folder = tmp_path_factory.mktemp("embedder")
-    return folder, write_model(folder, with_head=False, pooling=LAST_TOKEN)
+    theirs = write_model(folder, with_head=False)
+    write_modules(folder, "1_Pooling", LAST_TOKEN, *MODULES)
+    return folder, theirs
 
 
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reranker")
-    return folder, write_model(folder, with_head=True, pooling=None)
+    return folder, write_model(folder, with_head=True)
 
 
 def test_embeddings_match_transformers(embedder):
@@ -94,6 +86,7 @@ def test_embeddings_match_transformers(embedder):
             expected = theirs(input_ids=ids).last_hidden_state[0, -1].numpy()
         assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
         assert np.dot(vector, expected / np.linalg.norm(expected)) > 0.99999
+        assert llm.embed([llm.tokenizer.encode(text)]) == [vector], "prompts may be token ids"
 
 
 @pytest.mark.slow
@@ -105,11 +98,6 @@ def test_embeddings_are_batch_invariant(embedder):
     assert together == LLM(folder, max_num_batched_tokens=33, block_size=4).embed(TEXTS)
     assert together == llm.embed(TEXTS), "expected equal embeddings from cached prefixes"
     assert llm.scheduler.num_cached_tokens > 100
-
-
-def test_prompts_may_be_token_ids(embedder):
-    llm = LLM(embedder[0])
-    assert llm.embed([llm.tokenizer.encode("Rome.")]) == llm.embed("Rome.")
 
 
 def test_scores_match_transformers(reranker, monkeypatch):
@@ -130,42 +118,32 @@ def test_scores_match_transformers(reranker, monkeypatch):
 
 def test_folders_of_sentence_transformers_6(embedder, tmp_path):
     """The mode's name instead of flags, other module types, and another folder name."""
-    folder = tmp_path / "model"
-    shutil.copytree(embedder[0], folder)
-    types = [f"sentence_transformers.base.modules.{x}" for x in ("Transformer", "pooling.Pooling")]
-    listed = modules(dict(zip(("", "pool"), types, strict=True)))
-    (folder / "modules.json").write_text(json.dumps(listed))
-    (folder / "1_Pooling").rename(folder / "pool")
-    config = {"embedding_dimension": 32, "pooling_mode": "lasttoken", "include_prompt": True}
-    (folder / "pool" / "config.json").write_text(json.dumps(config))
+    folder = shutil.copytree(embedder[0], tmp_path / "model")
+    shutil.rmtree(folder / "1_Pooling")
+    write_modules(folder, "pool", BY_NAME, *NEWER)
     llm = LLM(folder)
     assert llm.task == "embed"
     assert llm.embed("Rome.") == LLM(embedder[0]).embed("Rome.")
-    (folder / "pool" / "config.json").write_text(json.dumps({**config, "pooling_mode": "mean"}))
-    with pytest.raises(UserError, match="pool/config.json has mean, expected pooling_mode_lastt"):
-        LLM(folder)
-
-
-DENSE = {**MODULES, "2_Dense": "sentence_transformers.models.Dense"}
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "message"),
+    ("types", "pooling", "message"),
     [
-        ("modules.json", modules(DENSE), "has a module of type 'Dense', expected only Transformer"),
+        (DENSE, LAST_TOKEN, "has a module of type 'Dense', expected only Transformer"),
+        (
+            NEWER,
+            BY_NAME | {"pooling_mode": "mean"},
+            "pool/config.json has mean, expected pooling_mode_lastt",
+        ),
         *(
-            (
-                "1_Pooling/config.json",
-                {mode: True},
-                f"has {mode}, expected pooling_mode_lasttoken only",
-            )
+            (MODULES, {mode: True}, f"has {mode}, expected pooling_mode_lasttoken only")
             for mode in ("pooling_mode_mean_tokens", "pooling_mode_cls_token")
         ),
     ],
 )
-def test_unsupported_modules_are_rejected(embedder, tmp_path, file, content, message):
+def test_unsupported_modules_are_rejected(embedder, tmp_path, types, pooling, message):
     folder = shutil.copytree(embedder[0], tmp_path / "model")
-    (folder / file).write_text(json.dumps(content))
+    write_modules(folder, "pool", pooling, *types)
     with pytest.raises(UserError, match=message):
         LLM(folder)
 
@@ -202,13 +180,8 @@ def test_invalid_arguments_are_rejected(options, message):
         LLM("demo", **options)
 
 
-def test_embed_requires_an_embedding_model(demo):
-    llm = LLM(demo)
+def test_other_models_are_rejected(demo):
     with pytest.raises(UserError, match="embed requires task='embed'; this model was loaded"):
-        llm.embed("a")
-    assert llm.generate("a", SamplingParams(max_tokens=1))[0].text is not None
-
-
-def test_reranking_requires_tokens_for_yes_and_no(demo):
+        LLM(demo).embed("a")
     with pytest.raises(UserError, match='does not encode "yes" and "no" as single tokens'):
         LLM(demo, task="score")

@@ -105,6 +105,8 @@ INVALID_MATRIX = [
     ({"biases": zeros(203, 2, dtype=mx.bfloat16)}, "expected biases in the dtype of scales"),
 ]
 
+QUANTIZED: dict[str, Any] = {"columns": (256, 128), "non_finite": "all", "dtypes": HALVES}
+
 OPERATIONS = [
     *(
         Operation(
@@ -174,10 +176,7 @@ OPERATIONS = [
     ),
     Operation(
         "scaled_sum",
-        lambda dtype, M, I: {
-            **{x: random(M, I, dtype=dtype) for x in ("x", "y")},
-            "scale": 0.3,
-        },
+        lambda dtype, M, I: {**{x: random(M, I, dtype=dtype) for x in ("x", "y")}, "scale": 0.3},
         rows=("x", "y"),
         invalid=[
             ({"x": zeros(2, 8, dtype=mx.int32)}, f"expected x in {FLOATS}"),
@@ -383,17 +382,13 @@ OPERATIONS = [
             ({"b": zeros(203, dtype=mx.uint32)}, "expected b with 2 dimensions"),
             ({"scales": mx.zeros((203, 2))}, "expected scales in float16 or bfloat16, got float32"),
         ],
-        columns=(256, 128),
-        non_finite="all",
-        dtypes=HALVES,
+        **QUANTIZED,
     ),
     Operation(
         "quantized_matmul",
         lambda dtype, M, I: {"a": random(M, I, dtype=dtype), **quantized(203, I, dtype, bits=8)},
         rows=("a",),
-        columns=(256, 128),
-        non_finite="all",
-        dtypes=HALVES,
+        **QUANTIZED,
         variant="8 bits",
     ),
     Operation(
@@ -405,9 +400,7 @@ OPERATIONS = [
             ({"scales": [zeros(203, 2)]}, "as many scales and biases as matrices, 2, got 1 and 2"),
             ({"scales": [zeros(33, 2), zeros(203, 2)]}, "expected scales of shape"),
         ],
-        columns=(256, 128),
-        non_finite="all",
-        dtypes=HALVES,
+        **QUANTIZED,
     ),
     Operation(
         "grouped_quantized_matmul",
@@ -429,9 +422,7 @@ OPERATIONS = [
             ({"a": zeros(3, 128)}, "expected a N..×I or N..×K×I for experts N..×K of shape"),
             ({"a": zeros(2, 3, 128)}, "expected a N..×I or N..×K×I"),
         ],
-        columns=(256, 128),
-        non_finite="all",
-        dtypes=HALVES,
+        **QUANTIZED,
     ),
     Operation(
         "quantized_embedding",
@@ -454,9 +445,7 @@ OPERATIONS = [
         "quantized_matmul",
         lambda dtype, M, I: prepacked({"a": random(M, I, dtype=dtype), **quantized(192, I, dtype)}),
         rows=("a",),
-        columns=(256, 128),
-        non_finite="all",
-        dtypes=HALVES,
+        **QUANTIZED,
         variant="prepacked",
     ),
     Operation(
@@ -469,9 +458,7 @@ OPERATIONS = [
             }
         ),
         rows=("a", "experts"),
-        columns=(256, 128),
-        non_finite="all",
-        dtypes=HALVES,
+        **QUANTIZED,
         variant="prepacked",
     ),
     Operation(

@@ -3,13 +3,7 @@
 import mlx.core as mx
 import numpy as np
 
-from tests.support import (
-    EPSILON,
-    as_numpy,
-    assert_close,
-    describe_mismatches,
-    random,
-)
+from tests.support import EPSILON, as_numpy, assert_close, describe_mismatches, random
 from tiny_llm import quantized_matmul
 
 HALVES = [mx.bfloat16, mx.float16]

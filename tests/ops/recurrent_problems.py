@@ -1,4 +1,4 @@
-"""Recurrent operations: random ragged batches, float64 references, chunks."""
+"""Recurrent operations: random ragged batches, references, chunks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from tests.support import assert_same_bits, random
-from tiny_llm import kernels
+from tiny_llm import attention, kernels
 
 SLOTS = 9
 
@@ -83,58 +83,6 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0, -x))
 
 
-def causal_conv1d(
-    x: np.ndarray, weight: np.ndarray, states: np.ndarray, batch: Batch
-) -> tuple[np.ndarray, np.ndarray]:
-    """Reference implementation: returns y and the new states."""
-    x, new, out = x.astype(np.float64), states.copy(), np.zeros(x.shape)
-    width, bounds = weight.shape[1], batch.bounds
-    for s, slot in enumerate(batch.read_slots):
-        inputs = states[slot] if slot >= 0 else np.zeros((width - 1, x.shape[1]))
-        for t in range(bounds[s], bounds[s + 1]):
-            inputs = np.concatenate([inputs, x[t : t + 1]])[-width:]
-            total = (weight.T * inputs).sum(0)
-            out[t] = total * sigmoid(total)
-            inputs = inputs[1:]
-            if batch.write_slots[t] >= 0:
-                new[batch.write_slots[t]] = inputs
-    return out, new
-
-
-def gated_delta_rule(
-    qkv: np.ndarray,
-    a: np.ndarray,
-    b: np.ndarray,
-    A_log: np.ndarray,
-    dt_bias: np.ndarray,
-    states: np.ndarray,
-    num_k_heads: int,
-    batch: Batch,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Reference implementation: returns o and the new states."""
-    _, H_v, D_k, D_v = states.shape
-    T, keys = len(qkv), num_k_heads * D_k
-    q, k, v = np.split(qkv.astype(np.float64), [keys, 2 * keys], axis=1)
-    q, k = (
-        np.repeat(x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6), H_v // num_k_heads, axis=1)
-        for x in (x.reshape(T, num_k_heads, D_k) for x in (q, k))
-    )
-    q, v, beta = q / np.sqrt(D_k), v.reshape(T, H_v, D_v), sigmoid(b.astype(np.float64))
-    decay = np.exp(-np.exp(A_log) * np.logaddexp(0, a.astype(np.float64) + dt_bias))
-    new, out = states.astype(np.float64), np.zeros((T, H_v, D_v))
-    bounds = batch.bounds
-    for s, slot in enumerate(batch.read_slots):
-        state = states[slot].astype(np.float64) if slot >= 0 else np.zeros((H_v, D_k, D_v))
-        for t in range(bounds[s], bounds[s + 1]):
-            state = state * decay[t][:, None, None]
-            delta = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", state, k[t]))
-            state = state + k[t][:, :, None] * delta[:, None]
-            out[t] = np.einsum("hkv,hk->hv", state, q[t])
-            if batch.write_slots[t] >= 0:
-                new[batch.write_slots[t]] = state
-    return out, new
-
-
 @dataclass(frozen=True)
 class Recurrence:
     """A recurrent operation.
@@ -151,6 +99,10 @@ class Recurrence:
     states: str
     tokens: tuple[str, ...]
     options: dict[str, Any] = field(default_factory=dict)
+
+    def reference(self, **arguments: Any) -> tuple[mx.array, mx.array]:
+        """Readable reference, which computes in float32."""
+        return getattr(attention, f"{self.name}_reference")(**self.options | arguments)
 
     def lazy(self, **arguments: Any) -> tuple[mx.array, mx.array]:
         """Results that are not evaluated: outputs and new states."""

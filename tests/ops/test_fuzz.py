@@ -17,9 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.ops import recurrent_problems as recurrent
+from tests.ops.attention_problems import exact
 from tests.ops.operations import OPERATIONS
 from tests.support import as_numpy, assert_close
 from tiny_llm import kernels
+from tiny_llm.attention import paged_attention_reference, paged_attention_varlen_reference
 
 FLOATS = [mx.float32, mx.float16, mx.bfloat16]
 SIZES = st.sampled_from([0, 1, 1, 2, 3, 5, 17, 33])
@@ -72,16 +74,10 @@ def flash_attention(arguments: Arguments) -> Case:
     query = arguments.array((*lead, H_q, L, D), dtype)
     key, value = (arguments.array((*lead, H, S, D), dtype) for _ in range(2))
     kwargs = {"query": query, "key": key, "value": value, "scale": 0.3, "causal": causal}
-    q, k, v = (as_numpy(x) for x in (query, key, value))
-    k, v = np.repeat(k, H_q // H, -3), np.repeat(v, H_q // H, -3)
-    scores = 0.3 * q @ k.swapaxes(-1, -2)
-    if causal:
-        scores = np.where(np.tri(L, S, S - L, dtype=bool), scores, -np.inf)
-    elif draw(st.booleans()):
-        kwargs["mask"] = arguments.array((L, S), dtype)
-        scores = scores + as_numpy(kwargs["mask"])
-    weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-1e30))
-    return kwargs, weights @ v / np.maximum(weights.sum(-1, keepdims=True), 1e-30)
+    mask = "causal" if causal else None
+    if not causal and draw(st.booleans()):
+        mask = kwargs["mask"] = arguments.array((L, S), dtype)
+    return kwargs, exact(query, key, value, 0.3, mask)[0]
 
 
 def cache_write(arguments: Arguments) -> Case:
@@ -103,68 +99,46 @@ def cache_write(arguments: Arguments) -> Case:
     return {"buffer": buffer, "tokens": tokens, "offsets": given}, out
 
 
-def paged(arguments: Arguments) -> tuple[dict[str, Any], list[int], list[Any]]:
-    """Pages, block table, context lengths; keys and values of sequences, H×S×D."""
+def paged(arguments: Arguments) -> dict[str, Any]:
+    """Pages, block table, context lengths and the other arguments but the query."""
     draw = arguments.draw
     B, H, page_size, P = draw(SIZES), draw(POSITIVE), draw(POSITIVE), draw(POSITIVE)
     D, max_pages = draw(st.sampled_from([1, 3, 16, 65])), draw(st.sampled_from([0, 1, 2, 5]))
-    dtype = draw(st.sampled_from(FLOATS))
-    key_pages, value_pages = (arguments.array((P, H, page_size, D), dtype) for _ in range(2))
-    rng = arguments.rng
+    dtype, rng = draw(st.sampled_from(FLOATS)), arguments.rng
+    pages = {x: arguments.array((P, H, page_size, D), dtype) for x in ("key_pages", "value_pages")}
     table = arguments.random_layout(mx.array(rng.integers(0, P, (B, max_pages)), mx.int32))
-    lengths = [int(rng.integers(0, max_pages * page_size + 1)) for _ in range(B)]
-    kwargs = {"key_pages": key_pages, "value_pages": value_pages, "block_table": table}
-    kwargs["context_lens"] = mx.array(lengths, mx.int32)
-    pages = [as_numpy(key_pages), as_numpy(value_pages)]
-    dense = [
-        tuple(x[row].swapaxes(0, 1).reshape(H, -1, D)[:, :length] for x in pages)
-        for row, length in zip(np.array(table), lengths, strict=True)
-    ]
-    return {**kwargs, "scale": 0.3}, lengths, dense
+    lengths = mx.array(rng.integers(0, max_pages * page_size + 1, (B,)), mx.int32)
+    scale = draw(st.sampled_from([0.3, None, 0.0, -0.3]))
+    return {**pages, "block_table": table, "context_lens": lengths, "scale": scale}
 
 
-def reference_attention(
-    query: np.ndarray, keys: np.ndarray, values: np.ndarray, causal: bool, window: int
-) -> np.ndarray:
-    """Attention, H_q×L×D, zero for fully masked rows."""
-    group, (L, S) = query.shape[0] // keys.shape[0], (query.shape[1], keys.shape[1])
-    scores = 0.3 * query @ np.repeat(keys, group, 0).swapaxes(-1, -2)
-    scores = np.where(np.tri(L, S, S - L, dtype=bool), scores, -np.inf) if causal else scores
-    if window:
-        scores = np.where(np.tri(L, S, S - L - window, dtype=bool), -np.inf, scores)
-    weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-1e30))
-    total = np.maximum(weights.sum(-1, keepdims=True), 1e-30)
-    return weights @ np.repeat(values, group, 0) / total
+def reference_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of the reference: in float32, with the page size."""
+    wide = {name: kwargs[name].astype(mx.float32) for name in ("query", "key_pages", "value_pages")}
+    return {**kwargs, **wide, "page_size": kwargs["key_pages"].shape[2]}
 
 
 def paged_attention(arguments: Arguments) -> Case:
-    draw = arguments.draw
-    kwargs, lengths, dense = paged(arguments)
+    draw, kwargs = arguments.draw, paged(arguments)
     _, H, _, D = kwargs["key_pages"].shape
-    shape = (len(lengths), H * draw(st.sampled_from([1, 2, 3])), draw(SIZES), D)
+    shape = (len(kwargs["context_lens"]), H * draw(st.sampled_from([1, 2, 3])), draw(SIZES), D)
     query, causal = arguments.array(shape, kwargs["key_pages"].dtype), draw(st.booleans())
-    window = draw(SIZES) if causal else 0
-    rows = [
-        reference_attention(q, *kv, causal, window)
-        for q, kv in zip(as_numpy(query), dense, strict=True)
-    ]
-    out = np.stack(rows) if rows else np.zeros(shape, np.float32)
-    return {**kwargs, "query": query, "causal": causal, "window": window}, out
+    kwargs |= {"query": query, "window": draw(SIZES) if causal else 0}
+    mask = "causal" if causal else None
+    out = query  # the reference needs a query
+    if query.size > 0:
+        out = paged_attention_reference(**reference_arguments(kwargs), mask=mask)
+    return {**kwargs, "causal": causal}, as_numpy(out)
 
 
 def paged_attention_varlen(arguments: Arguments) -> Case:
-    draw = arguments.draw
-    kwargs, lengths, dense = paged(arguments)
+    draw, kwargs = arguments.draw, paged(arguments)
     _, H, _, D = kwargs["key_pages"].shape
-    ends = np.cumsum([0, *(draw(SIZES) for _ in lengths)])
+    ends = np.cumsum([0, *(draw(SIZES) for _ in range(len(kwargs["context_lens"])))])
     shape = (int(ends[-1]), H * draw(st.sampled_from([1, 2, 3])), D)
-    query = arguments.array(shape, kwargs["key_pages"].dtype)
-    rows, window = [np.zeros((0, *shape[1:]), np.float32)], draw(SIZES)
-    for s, kv in enumerate(dense):
-        own = as_numpy(query)[ends[s] : ends[s + 1]].swapaxes(0, 1)
-        rows.append(reference_attention(own, *kv, True, window).swapaxes(0, 1))
+    kwargs |= {"query": arguments.array(shape, kwargs["key_pages"].dtype), "window": draw(SIZES)}
     kwargs["cu_seqlens_q"] = mx.array(ends, mx.int32)
-    return {**kwargs, "query": query, "window": window}, np.concatenate(rows)
+    return kwargs, as_numpy(paged_attention_varlen_reference(**reference_arguments(kwargs)))
 
 
 def paged_cache_write(arguments: Arguments) -> Case:
@@ -182,19 +156,20 @@ def paged_cache_write(arguments: Arguments) -> Case:
 
 
 def ragged_batch(arguments: Arguments) -> recurrent.Batch:
-    lengths = arguments.draw(st.lists(POSITIVE, max_size=3))
+    lengths = arguments.draw(st.lists(POSITIVE, min_size=1, max_size=3))
     return recurrent.ragged_batch(lengths, arguments.draw(st.integers(0, 99)))
 
 
 def causal_conv1d(arguments: Arguments) -> Case:
     draw, batch = arguments.draw, ragged_batch(arguments)
-    K, C, dtype = draw(st.integers(2, 8)), draw(SIZES), draw(st.sampled_from(FLOATS))
+    K, C, dtype = draw(st.integers(2, 8)), draw(POSITIVE), draw(st.sampled_from(FLOATS))
     arrays = {
         "x": arguments.array((sum(batch.lengths), C), dtype),
         "weight": arguments.array((C, K), draw(st.sampled_from([dtype, mx.float32]))),
         "conv_states": arguments.array((recurrent.SLOTS, K - 1, C), dtype),
     }
-    return arrays | batch.arrays, recurrent.causal_conv1d(*map(as_numpy, arrays.values()), batch)
+    kwargs = arrays | batch.arrays
+    return kwargs, tuple(map(as_numpy, recurrent.CONV.reference(**kwargs)))
 
 
 def gated_delta_rule(arguments: Arguments) -> Case:
@@ -212,7 +187,7 @@ def gated_delta_rule(arguments: Arguments) -> Case:
         "states": arguments.array((recurrent.SLOTS, H_v, D_k, D_v), mx.float32),
     }
     kwargs = {**arrays, **batch.arrays, "num_k_heads": H_k}
-    return kwargs, recurrent.gated_delta_rule(*map(as_numpy, arrays.values()), H_k, batch)
+    return kwargs, tuple(map(as_numpy, recurrent.DELTA.reference(**kwargs)))
 
 
 CASES = [axpby, flash_attention, cache_write, paged_attention, paged_attention_varlen]

@@ -51,6 +51,8 @@ def test_inputs_of_any_layout():
     for given in (x, wide[..., :E], wide[::2].reshape(4, 3, E), mx.broadcast_to(x[:1], (4, 3, E))):
         assert_same(captured(given, attended), function(given, attended), "another layout")
         assert_same(captured(given, attended[:, ::-1]), function(given, attended[:, ::-1]), "heads")
+    empty = x[:, :0], attended[:, :, :0]
+    assert_same(captured(*empty), function(*empty), "no tokens")
 
 
 def test_large_batches_are_not_captured():
@@ -62,7 +64,7 @@ def test_large_batches_are_not_captured():
 
 
 @pytest.mark.parametrize("make", FUNCTIONS)
-def test_chained_unevaluated_steps(make):
+def test_chained_unevaluated_steps_outlive_the_captured_function(make):
     function = make()
     x, attended = inputs(1, 1)
     captured = capture(CapturedFunction(function), x, attended)
@@ -71,21 +73,11 @@ def test_chained_unevaluated_steps(make):
         expected += function(x, attended)
         actual += captured(x, attended)
         x, attended = x + 1, attended * 2
-    assert_same(actual, expected, "steps in one graph")
-
-
-@pytest.mark.parametrize("make", FUNCTIONS)
-def test_captures_outlive_the_captured_function(make):
-    function = make()
-    given = inputs(1, 2)
-    captured = capture(CapturedFunction(function), *given)
-    expected = function(*given)
     mx.eval(expected)
-    actual = captured(*given)
     mx.async_eval(actual)
     del captured, function
     gc.collect()
-    assert_same(actual, expected, "after the captured function was deleted")
+    assert_same(actual, expected, "steps in one graph")
 
 
 @pytest.mark.parametrize("make", FUNCTIONS)
@@ -152,13 +144,6 @@ def test_elements_of_any_size_are_copied(dtype):
     for other in (y, y, y.T.reshape(8, 6).T, mx.broadcast_to(y[:1], (6, 8)), y[::2], y[::2]):
         actual, expected = captured(x, other), function(x, other)
         assert mx.array_equal(actual[1], expected[1])
-
-
-def test_empty_batch():
-    function = block()
-    x, attended = inputs(1, 2)
-    empty = x[:, :0], attended[:, :, :0]
-    assert_same(CapturedFunction(function)(*empty), function(*empty), "no tokens")
 
 
 def test_constants_are_evaluated_once():

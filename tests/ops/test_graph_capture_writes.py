@@ -1,9 +1,10 @@
-"""`CapturedFunction`: in-place writes to unshared buffers."""
+"""`CapturedFunction`: in-place writes to unshared buffers and Gated DeltaNet states."""
 
 import mlx.core as mx
 import pytest
 
-from tests.ops.captured_functions import CallCounter, E, assert_same, capture, inputs
+from tests.ops.captured_functions import CallCounter, E, assert_same, capture, inputs, node_names
+from tests.ops.recurrent_problems import Batch
 from tests.support import assert_same_bits, random
 from tiny_llm import kernels
 from tiny_llm.kernels.graph_capture import CapturedFunction
@@ -20,66 +21,44 @@ def norm(x, stream=mx.cpu):
     return kernels.rms_norm(x, NORM, 1e-6, stream=stream)
 
 
-def returns_its_inputs(x, buffer):
-    return x, buffer
+def write_at(buffer, tokens, offset=0):
+    return kernels.cache_write(buffer, tokens, [offset])
 
 
-def uses_two_streams(x, buffer):
-    return (norm(norm(x, OTHER)),)
+def first_tokens(buffer):
+    return buffer[:, :, :2].swapaxes(1, 2)
 
 
-def writes_buffer_read_later(x, buffer):
-    return kernels.cache_write(buffer, x[None], [0]), norm(buffer)
-
-
-def writes_buffer_with_later_view(x, buffer):
-    view = buffer[:, :, :2].swapaxes(1, 2)
-    return kernels.cache_write(buffer, x[None], [0]), norm(view)
-
-
-def writes_returned_buffer(x, buffer):
-    return kernels.cache_write(buffer, x[None], [0]), buffer[:, :, :3]
-
-
-def writes_overlapping_slice(x, buffer):
-    return (kernels.cache_write(buffer, buffer[:, :, 1:4], [2]),)
-
-
-def writes_view(x, buffer):
-    return (kernels.cache_write(buffer[:, :, :6], x[None], [2]),)
-
-
-def writes_intermediate(x, buffer):
-    return (kernels.cache_write(norm(buffer), x[None], [2]),)
-
-
-def writes_constant(x, buffer):
-    return (kernels.cache_write(mx.zeros((1, 1, 9, E), x.dtype), x[None], [0]),)
-
-
-UNCAPTURABLE = [returns_its_inputs, uses_two_streams, writes_buffer_read_later, writes_view]
-UNCAPTURABLE += [writes_buffer_with_later_view, writes_returned_buffer, writes_overlapping_slice]
-UNCAPTURABLE += [writes_intermediate, writes_constant]
+# Functions of x (1×4×E) and a buffer (1×1×9×E) that run eagerly.
+UNCAPTURABLE = {
+    "returns its inputs": lambda x, buffer: (x, buffer),
+    "two streams": lambda x, buffer: (norm(norm(x, OTHER)),),
+    "buffer read later": lambda x, buffer: (write_at(buffer, x[None]), norm(buffer)),
+    "view read later": lambda x, buffer: (write_at(buffer, x[None]), norm(first_tokens(buffer))),
+    "returned buffer": lambda x, buffer: (write_at(buffer, x[None]), buffer[:, :, :3]),
+    "overlapping slice": lambda x, buffer: (write_at(buffer, buffer[:, :, 1:4], 2),),
+    "written view": lambda x, buffer: (write_at(buffer[:, :, :6], x[None], 2),),
+    "written intermediate": lambda x, buffer: (write_at(norm(buffer), x[None], 2),),
+    "written constant": lambda x, buffer: (write_at(mx.zeros((1, 1, 9, E), x.dtype), x[None]),),
+}
 
 
 def reads_then_writes(x, buffer):
-    view = buffer[:, :, :2].swapaxes(1, 2)
-    return norm(view), norm(buffer), kernels.cache_write(buffer, x[None], [0])
+    return norm(first_tokens(buffer)), norm(buffer), write_at(buffer, x[None])
 
 
 def writes_twice_and_returns_a_view(x, buffer):
-    first = kernels.cache_write(buffer, x[None], [0])
-    second = kernels.cache_write(first, norm(x)[None], [3])
+    second = write_at(write_at(buffer, x[None]), norm(x)[None], 3)
     return x, second[:, :, 2:6], second.swapaxes(1, 2)
 
 
-@pytest.mark.parametrize("function", UNCAPTURABLE)
-def test_uncapturable_functions_run_eagerly(function):
-    calls = CallCounter(function)
+@pytest.mark.parametrize("name", UNCAPTURABLE)
+def test_uncapturable_functions_run_eagerly(name):
+    calls = CallCounter(UNCAPTURABLE[name])
     captured = CapturedFunction(calls)
     x, buffer = inputs(1, 4)[0], random(1, 1, 9, E).astype(mx.bfloat16)
     for _ in range(4):
-        assert_same(captured(x, buffer), function(x, buffer), function.__name__)
+        assert_same(captured(x, buffer), calls.function(x, buffer), name)
     assert calls.count == 5, "expected a call per iteration and one for the capture attempt"
 
 
@@ -116,33 +95,26 @@ def step(C: int = 1000):
     return x, buffer
 
 
-def copied_bytes(function):
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    function()
-    return mx.get_peak_memory() - before
-
-
-def test_unshared_buffer_is_written_in_place():
+@pytest.mark.parametrize("read", [0, 1], ids=["output", "buffer"])
+def test_unshared_buffer_is_written_in_place(read):
+    """MLX may evaluate the node through any of its outputs."""
     captured = CapturedFunction(write)
     x, buffer = step()
-    expected = buffer
+    expected, state = buffer + 0, {"buffer": buffer}
+    del buffer
     for offset in (5, 0, 998, 17, 300):
         expected_out, expected = plain_write(x, expected, offset)
         mx.eval(expected_out, expected)
-        state = {"buffer": buffer}
-        del buffer
-
-        def run(state=state, offset=offset):
-            offsets = mx.array([offset], mx.int32)
-            state["out"], state["buffer"] = captured(x, state.pop("buffer"), offsets)
-            mx.eval(state["out"])
-
-        copied = copied_bytes(run)
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        outputs = captured(x, state.pop("buffer"), mx.array([offset], mx.int32))
+        mx.eval(outputs[read])
+        copied = mx.get_peak_memory() - before
         assert copied < 100_000, f"copied {copied / 1e3:.0f} kB instead of two tokens"
-        buffer = state["buffer"]
-        assert_same_bits(state["out"], expected_out, f"attention at offset {offset}")
-        assert_same_bits(buffer, expected, f"buffer at offset {offset}")
+        out, state["buffer"] = outputs
+        del outputs
+        assert_same_bits(out, expected_out, f"attention at offset {offset}")
+        assert_same_bits(state["buffer"], expected, f"buffer at offset {offset}")
 
 
 @pytest.mark.parametrize("keep", ["array", "slice", "lazy slice", "lazy sum"])
@@ -203,19 +175,83 @@ def test_steps_evaluated_together():
     assert_same([*out, buffer], [*expected, expected_buffer], "steps in one graph")
 
 
-def test_evaluation_through_the_buffer():
-    """MLX may evaluate the node through any of its outputs."""
-    captured = CapturedFunction(write)
-    x, buffer = step()
-    expected = plain_write(x, plain_write(x, buffer, 3)[1], 9)[1]
-    mx.eval(expected, captured(x, buffer, mx.array([0], mx.int32)))
-    state = {"buffer": buffer + 0}
-    mx.eval(state)
-    for offset in (3, 9):
+H_k, H_v, D_k, D_v, K, SLOTS = 1, 2, 64, 96, 4, 8
+C = 2 * H_k * D_k + H_v * D_v
+TAPS, GATED_NORM = random(C, K).astype(mx.bfloat16), random(D_v)
+A_LOG, DT_BIAS = random(H_v), random(H_v)
 
-        def run(offset=offset):
-            _, state["buffer"] = captured(x, state.pop("buffer"), mx.array([offset], mx.int32))
-            mx.eval(state["buffer"])
 
-        assert copied_bytes(run) < 100_000
-    assert_same_bits(state["buffer"], expected, "buffer")
+def delta_net(x, gates, z, conv_states, states, cu_seqlens, read_slots, write_slots):
+    """The operations between a layer's projections: x B×L×C with T = B·L tokens."""
+    slots = (cu_seqlens, read_slots, write_slots)
+    qkv, conv_states = kernels.causal_conv1d(x.reshape(-1, C), TAPS, conv_states, *slots)
+    a, b = gates[:, :H_v], gates[:, H_v:]
+    o, states = kernels.gated_delta_rule(qkv, a, b, A_LOG, DT_BIAS, states, *slots, H_k)
+    y = kernels.gated_rms_norm(o, z, GATED_NORM, 1e-6)
+    return kernels.sigmoid_gate(y, z), conv_states, states
+
+
+def delta_step(T: int) -> tuple[mx.array, mx.array, mx.array]:
+    x, gates = random(1, T, C).astype(mx.bfloat16), random(T, 2 * H_v).astype(mx.bfloat16)
+    return x, gates, random(T, H_v, D_v).astype(mx.bfloat16)
+
+
+def new_states() -> tuple[mx.array, mx.array]:
+    states = random(SLOTS, K - 1, C).astype(mx.bfloat16), random(SLOTS, H_v, D_k, D_v)
+    mx.eval(states)
+    return states
+
+
+# Steps of two sequences and four tokens, with various lengths, read slots and write slots.
+STEPS = [
+    Batch((1, 3), (-1, 4), (0, -1, 4, 5)),
+    Batch((2, 2), (0, 5), (1, 0, 5, 6)),
+    Batch((3, 1), (1, 4), (-1, -1, 1, 4)),
+]
+
+
+def test_steps_equal_uncaptured_operations_and_write_states_in_place():
+    calls = CallCounter(delta_net)
+    captured = CapturedFunction(calls)
+    mx.eval(captured(*delta_step(4), *new_states(), *STEPS[0].arrays.values()))
+    state = {"pair": new_states()}
+    theirs = [array + 0 for array in state["pair"]]
+    size = sum(array.nbytes for array in theirs)
+    for batch in STEPS:
+        given, slots = delta_step(4), list(batch.arrays.values())
+        expected, *theirs = delta_net(*given, *theirs, *slots)
+        mx.eval(given, slots, expected, theirs)
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        out, *state["pair"] = captured(*given, *state.pop("pair"), *slots)
+        assert node_names([out]) == ["TinyLlmReplay"]
+        mx.eval(out, *state["pair"])
+        assert mx.get_peak_memory() - before < size / 4
+        assert_same((out, *state["pair"]), (expected, *theirs), str(batch))
+    assert calls.count == 1
+
+
+def test_shared_states_are_copied():
+    captured = CapturedFunction(delta_net)
+    conv_states, states = new_states()
+    copies = conv_states + 0, states + 0
+    mx.eval(copies)
+    for _ in range(2):
+        mx.eval(captured(*delta_step(4), conv_states, states, *STEPS[0].arrays.values()))
+    assert_same_bits(conv_states, copies[0], "convolution's states")
+    assert_same_bits(states, copies[1], "states")
+
+
+def test_states_passed_twice_run_eagerly():
+    """An input that is written in place must not be passed twice: no capture."""
+
+    def reads_what_it_writes(x, states):
+        slots = Batch((2,), (0,), (0, 1)).arrays.values()
+        return kernels.causal_conv1d(x.squeeze(0), states.squeeze(1).swapaxes(0, 1), states, *slots)
+
+    calls = CallCounter(reads_what_it_writes)
+    captured = CapturedFunction(calls)
+    x, states = random(1, 2, 8), random(2, 1, 8)
+    for _ in range(3):
+        assert_same(captured(x, states), reads_what_it_writes(x, states), "eager")
+    assert calls.count == 4, "expected a call per iteration and one for the capture attempt"

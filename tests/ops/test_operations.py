@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ops.operations import OPERATIONS, Arguments, Operation
-from tests.support import (
-    as_numpy,
-    assert_same_bits,
-    assert_same_shape,
-)
+from tests.support import as_numpy, assert_same_bits, assert_same_shape
 
 NUMBERS = [op for op in OPERATIONS if op.non_finite]
 

@@ -10,10 +10,8 @@ from mlx.utils import tree_flatten
 from benchmark.make_checkpoint import qwen3_config, write_checkpoint
 from tests.support import as_numpy, random
 from tiny_llm import (
-    LLM,
     Qwen3ModelWeek1,
     Qwen3ModelWeek2,
-    SamplingParams,
     dequantize_linear,
     dispatch_model,
     kernels,
@@ -26,22 +24,6 @@ from tiny_llm.kernels.prepack import prepack_model, prepack_weight
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 HALVES = [mx.bfloat16, mx.float16]
-READERS = [name for name in kernels.extension().instruction_sets() if name != "portable"]
-
-
-# A quick run uses this machine's best instruction set.
-@pytest.fixture(
-    params=[
-        *(pytest.param(name, marks=pytest.mark.other_isa) for name in READERS[:-1]),
-        READERS[-1] if READERS else None,
-    ]
-)
-def prepacked_isa(request, monkeypatch) -> str:
-    """Selects each instruction set that has kernels for prepacked weights."""
-    if request.param is None:
-        pytest.skip("needs kernels that read prepacked weights")
-    monkeypatch.setenv("TINY_LLM_CPU_ISA", request.param)
-    return request.param
 
 
 def matrix(O, I, bits, group_size, dtype):
@@ -213,65 +195,50 @@ def test_model_of_symmetric_weights_has_no_biases(prepacked_isa, monkeypatch):
     for layer, biases in zip(quantized_layers(mlx_model), stored, strict=True):
         assert mx.array_equal(layer.biases, biases), "expected the given model's biases again"
 
-
-def test_weights_with_one_other_bias_are_not_symmetric(prepacked_isa):
-    mlx_model, _ = load("demo")
     layer = mlx_model.layers[0].mlp.down_proj
-    layer.biases = layer.scales * -8
     layer.biases[-1, -1] += 1
     prepacked = prepack_model(mlx_model).layers[0].mlp.down_proj
-    assert prepacked.biases.shape == prepacked.scales.shape
-
-
-def multiply_prepacked(rows, has_biases=True):
-    parts = matrix(64, 128, 4, 64, mx.bfloat16)
-    scales, biases, words = (prepack_weight(part, rows) for part in parts)
-    a = random(1, 128, dtype=mx.bfloat16)
-    return kernels.quantized_matmul(scales, biases if has_biases else None, 64, 4, a, words)
-
-
-def test_row_major_kernels_reject_prepacked_weights(monkeypatch):
-    monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
-    with pytest.raises(ValueError, match="the portable kernels read row-major weights"):
-        multiply_prepacked(16)
-
-
-def test_course_kernels_read_row_major_weights(monkeypatch):
-    monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
-    assert kernels.prepack_rows() == 0, "expected 0, because this kernel reads row-major weights"
-    with pytest.raises(ValueError, match="selected by TINY_LLM_MATMUL reads row-major weights"):
-        multiply_prepacked(16)
-
-
-def test_course_kernels_read_symmetric_biases(prepacked_isa, monkeypatch):
-    monkeypatch.setenv("TINY_LLM_MATMUL", "prefetched")
-    mlx_model, _ = load("demo")
-    for layer in quantized_layers(mlx_model):
-        layer.biases = layer.scales * -8
+    assert prepacked.biases.shape == prepacked.scales.shape, "one bias is not symmetric"
+    monkeypatch.setenv("TINY_LLM_MATMUL", "prefetched")  # the course's kernels read all biases
     assert all(layer.biases.size > 0 for layer in quantized_layers(prepack_model(mlx_model)))
 
 
-def test_course_kernels_reject_prepacked_floating_point(prepacked_isa, monkeypatch):
-    monkeypatch.setenv("TINY_LLM_MATMUL", "prefetched")
-    assert kernels.prepack_rows() == 32
-    with pytest.raises(ValueError, match="with prepacked weights, the kernel selected by"):
-        multiply_prepacked(32, has_biases=False)
+@pytest.mark.parametrize(
+    ("variable", "value", "rows", "has_biases", "message"),
+    [
+        ("CPU_ISA", "portable", 0, True, "the portable kernels read row-major weights"),
+        ("MATMUL", "factored", 0, True, "selected by TINY_LLM_MATMUL reads row-major weights"),
+        ("MATMUL", "prefetched", 32, False, "with prepacked weights, the kernel selected by"),
+    ],
+)
+def test_unsupported_layouts_are_rejected(
+    prepacked_isa, monkeypatch, variable, value, rows, has_biases, message
+):
+    """Also weights without biases, which the course's kernels do not read if prepacked."""
+    monkeypatch.setenv(f"TINY_LLM_{variable}", value)
+    assert kernels.prepack_rows() == rows
+    parts = matrix(64, 128, 4, 64, mx.bfloat16)
+    scales, biases, words = (prepack_weight(part, rows or 16) for part in parts)
+    a = random(1, 128, dtype=mx.bfloat16)
+    with pytest.raises(ValueError, match=message):
+        kernels.quantized_matmul(scales, biases if has_biases else None, 64, 4, a, words)
 
 
 def test_errors_name_the_argument(prepacked_isa):
     R = kernels.prepack_rows()
     rows = matrix(2 * R, 128, 4, 64, mx.bfloat16)
     scales, biases, words = interleaved(rows)
-    a = random(1, 128, dtype=mx.bfloat16)
     eights = prepack_weight(rows[2], 8)
-    with pytest.raises(ValueError, match=rf"expected packs of {R} rows, got .*,16,8\)"):
-        kernels.quantized_matmul(scales, biases, 64, 4, a, eights)
-    with pytest.raises(ValueError, match=rf"expected b of shape \(2,16,{R}\).* \(2,8,{R}\)"):
-        kernels.quantized_matmul(scales, biases, 64, 4, a, words[:, :8])
-    with pytest.raises(ValueError, match=rf"expected scales of shape \(2,2,{R}\), got .*,2\)"):
-        kernels.quantized_matmul(rows[0], biases, 64, 4, a, words)
-    with pytest.raises(ValueError, match=rf"expected scales of shape .*,2\), got \(2,2,{R}\)"):
-        kernels.quantized_matmul(scales, biases, 64, 4, a, rows[2])
+    valid = {"scales": scales, "biases": biases, "group_size": 64, "bits": 4, "b": words}
+    valid["a"] = random(1, 128, dtype=mx.bfloat16)
+    for changes, message in (
+        ({"b": eights}, rf"expected packs of {R} rows, got .*,16,8\)"),
+        ({"b": words[:, :8]}, rf"expected b of shape \(2,16,{R}\).* \(2,8,{R}\)"),
+        ({"scales": rows[0]}, rf"expected scales of shape \(2,2,{R}\), got .*,2\)"),
+        ({"b": rows[2]}, rf"expected scales of shape .*,2\), got \(2,2,{R}\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kernels.quantized_matmul(**valid | changes)
     with pytest.raises(ValueError, match=rf"expected scales of shape .*,8\), got \(2,2,{R}\)"):
         kernels.quantized_embedding(mx.array([1]), scales, biases, 64, 4, eights)
 
@@ -306,43 +273,17 @@ def arrays_of(mlx_model) -> list[mx.array]:
 
 
 def test_loading_prepacks_eligible_layers(prepacked_isa, model_name, monkeypatch):
-    rows = load_row_major(model_name, monkeypatch)
-    assert_prepacked(load_weights(model_name)[0], rows)
-
-
-def assert_prepacked(prepacked, rows) -> None:
-    """Asserts that `prepacked` is `rows` with every eligible layer prepacked."""
+    rows, prepacked = load_row_major(model_name, monkeypatch), load_weights(model_name)[0]
+    assert prepack_model(prepacked) is prepacked
     R = kernels.prepack_rows()
     for before, after in zip(quantized_layers(rows), quantized_layers(prepacked), strict=True):
         for part in ("weight", "scales", "biases"):
-            expected = before[part]
-            if before.weight.shape[0] % R == 0:
-                expected = prepack_weight(expected, R)
+            is_eligible = before.weight.shape[0] % R == 0
+            expected = prepack_weight(before[part], R) if is_eligible else before[part]
             assert mx.array_equal(after[part], expected)
-
-
-@pytest.mark.slow
-def test_mlx_lm_model_is_prepacked(prepacked_isa, model_name, monkeypatch):
-    mlx_model, _ = load(model_name)
-    rows = load_row_major(model_name, monkeypatch)
-    ids = mx.array([[5, 4, 3, 2, 1]])
-    expected = mlx_model(ids)
-    for _ in range(2):
-        prepacked = prepack_model(mlx_model)
-        assert_prepacked(prepacked, rows)
-        assert mx.array_equal(prepacked.model.norm.weight, mlx_model.model.norm.weight)
-        assert mx.array_equal(mlx_model(ids), expected), (
-            "expected unchanged logits of the mlx_lm model after prepacking"
-        )
-    expected = dict(tree_flatten(rows.parameters()))
-    given = dict(tree_flatten(mlx_model.parameters()))
-    assert given.keys() == expected.keys()
-    assert all(mx.array_equal(given[name], expected[name]) for name in expected)
-
-
-def test_prepacking_is_idempotent(prepacked_isa):
-    weights, _ = load_weights("demo")
-    assert prepack_model(weights) is weights
+        words = after.weight
+        assert mx.array_equal(dequantize_linear(after), dequantize_linear(before))
+        assert after.weight is words, "still prepacked"
 
 
 def test_row_major_weights_are_restored_in_any_thread(prepacked_isa):
@@ -395,15 +336,6 @@ def test_week_1_after_week_2(prepacked_isa, load_either):
             assert mx.array_equal(model(ids), expected)
 
 
-def test_dequantized_layer(prepacked_isa, model_name, monkeypatch):
-    rows, interleaved = load_row_major(model_name, monkeypatch), load_weights(model_name)[0]
-    layers = zip(quantized_layers(rows), quantized_layers(interleaved), strict=True)
-    for row_layer, layer in layers:
-        before = layer.weight
-        assert mx.array_equal(dequantize_linear(layer), dequantize_linear(row_layer))
-        assert layer.weight is before
-
-
 def test_logits_are_bitwise_equal(prepacked_isa, model_name, load_either, monkeypatch):
     rows = load_row_major(model_name, monkeypatch)
     given, _ = load_either(model_name)
@@ -421,14 +353,3 @@ def logits(model) -> mx.array:
     steps = [model(mx.array([[5, 4, 3, 2, 1]]), 0, cache)]
     steps += [model(mx.array([[7]]), offset, cache) for offset in (5, 6)]
     return mx.concatenate(steps, axis=1)
-
-
-def test_engine_output_is_the_same():
-    params = SamplingParams(max_tokens=12, temperature=0.8, seed=3)
-    prompts = ["The harbour", "A letter to the city council", "1, 2, 3"]
-    mlx_model, tokenizer = load("demo")
-    answers = []
-    for model in ("demo", load_weights("demo"), (mlx_model, tokenizer), (mlx_model, tokenizer)):
-        outputs = LLM(model, kv_cache_bytes=2**24).generate(prompts, params)
-        answers.append([output.outputs[0].token_ids for output in outputs])
-    assert all(answer == answers[0] for answer in answers)

@@ -30,7 +30,7 @@ def look_up(ids: mx.array, table: tuple) -> np.ndarray:
 @pytest.mark.parametrize("E", [128, 384, 1024])
 def test_bitwise_equal_to_dequantize(dtype, bits, group_size, E):
     rows = table(E, bits, group_size, dtype)
-    ids = mx.random.randint(0, V, (60,))
+    ids = mx.random.randint(0, V, (3000,))  # on all threads
     np.testing.assert_array_equal(look_up(ids, rows), dequantized(rows)[np.array(ids)])
 
 
@@ -53,12 +53,6 @@ def test_first_last_and_out_of_range_ids(dtype):
     actual = look_up(mx.array([V - 1, V, 2**32 - 1], dtype=mx.uint32), rows)
     np.testing.assert_array_equal(actual[0], plain[V - 1])
     assert np.isnan(actual[1:]).all(), "expected NaN for out-of-range ids"
-
-
-def test_many_rows_on_all_threads():
-    rows = table(128, 4, 128, mx.bfloat16)
-    ids = mx.random.randint(0, V, (3000,))
-    np.testing.assert_array_equal(look_up(ids, rows), dequantized(rows)[np.array(ids)])
 
 
 @pytest.mark.parametrize("ids_dtype", [mx.int64, mx.uint8, mx.uint32], ids=str)

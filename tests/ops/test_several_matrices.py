@@ -3,8 +3,9 @@
 import mlx.core as mx
 import pytest
 
+from tests.ops.operations import prepacked, quantized
 from tests.ops.quantized_matmul_problems import HALVES
-from tests.support import assert_close, assert_same_bits, random
+from tests.support import assert_same_bits, random
 from tiny_llm import QuantizedWeights, kernels
 from tiny_llm.kernels.prepack import prepack_weight
 from tiny_llm.quantize import project, project_each
@@ -47,38 +48,22 @@ def test_rows_are_bitwise_equal_to_single_products(instruction_set, half, bits, 
         assert_same_bits(product, expected, f"a of shape {a.shape}")
 
 
-def test_values_equal_mlx(device):
-    scales, biases, b = stack(6, 64, 128)
-    a, experts = random(2, 5, 128, dtype=mx.bfloat16), mx.random.randint(0, 6, (2, 5, 3))
-    product = kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)
-    rows = a[..., None, None, :].astype(mx.float32)
-    weights = (b, scales.astype(mx.float32), biases.astype(mx.float32))
-    expected = mx.gather_qmm(rows, *weights, rhs_indices=experts, group_size=64, bits=4)
-    assert_close(product, expected.squeeze(-2).astype(mx.bfloat16), "compared with gather_qmm")
-
-
-def test_prepacked_weights_are_bitwise_equal(instruction_set):
-    rows = kernels.prepack_rows()
-    if not rows:
-        pytest.skip("needs kernels that read prepacked weights")
-    scales, biases, b = stack(5, 2 * rows, 256)
-    a, experts = random(9, 256, dtype=mx.bfloat16), mx.random.randint(0, 5, (9, 2))
-
-    def interleaved(x):  # all experts are prepacked as one matrix
-        tall = prepack_weight(x.reshape(-1, x.shape[-1]), rows)
-        return tall.reshape(5, -1, *tall.shape[1:])
-
-    for some in (a, a[:1]):
-        chosen = experts[: len(some)]
-        plain = kernels.grouped_quantized_matmul(scales, biases, 64, 4, some, b, chosen)
-        parts = [interleaved(x) for x in (scales, biases)]
-        fast = kernels.grouped_quantized_matmul(*parts, 64, 4, some, interleaved(b), chosen)
-        assert_same_bits(fast, plain, f"{len(some)} tokens")
-        parts[1] = interleaved(scales * -8)
-        stored = kernels.grouped_quantized_matmul(*parts, 64, 4, some, interleaved(b), chosen)
-        parts[1] = parts[1][:, :, :0]
-        derived = kernels.grouped_quantized_matmul(*parts, 64, 4, some, interleaved(b), chosen)
-        assert_same_bits(derived, stored, f"{len(some)} tokens, symmetric weights")
+def test_prepacked_weights_are_bitwise_equal(prepacked_isa):
+    arguments = quantized(2 * kernels.prepack_rows(), 256, mx.bfloat16, experts=[5])
+    arguments |= {
+        "a": random(9, 256, dtype=mx.bfloat16),
+        "experts": mx.random.randint(0, 5, (9, 2)),
+    }
+    symmetric = prepacked(arguments | {"biases": arguments["scales"] * -8})
+    no_biases = symmetric | {"biases": symmetric["biases"][:, :, :0]}
+    for M in (9, 1):
+        some = {name: arguments[name][:M] for name in ("a", "experts")}
+        plain, fast, stored, derived = (
+            kernels.grouped_quantized_matmul(**each | some)
+            for each in (arguments, prepacked(arguments), symmetric, no_biases)
+        )
+        assert_same_bits(fast, plain, f"{M} tokens")
+        assert_same_bits(derived, stored, f"{M} tokens, symmetric weights")
 
 
 def test_course_kernels_multiply_experts(on_cpu, monkeypatch):
@@ -151,11 +136,11 @@ def test_bitwise_equal_to_one_matmul_per_matrix(instruction_set, half, bits, out
 def test_mixed_layer_types():
     x, plain = random(3, 128, dtype=mx.bfloat16), random(5, 128, dtype=mx.bfloat16)
 
-    def quantized(O, bits):
+    def weights_of(O, bits):
         [scales], [biases], [b] = matrices(128, [O], bits, 64, mx.bfloat16)
         return QuantizedWeights(scales, biases, 64, bits, b)
 
-    for weights in ([quantized(7, 4), quantized(9, 4)], [quantized(7, 4), quantized(9, 8)]):
+    for weights in ([weights_of(7, 4), weights_of(9, 4)], [weights_of(7, 4), weights_of(9, 8)]):
         for mixed in (weights, [*weights, plain], [plain, plain]):
             for product, w in zip(project_each(x, mixed), mixed, strict=True):
                 assert mx.array_equal(product, project(x, w))

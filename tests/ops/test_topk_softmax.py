@@ -32,8 +32,6 @@ def test_expert_scales(either_device, dtype):
     scaled_experts, weights = kernels.topk_softmax(logits, 4, True, scales)
     assert scaled_experts.tolist() == experts.tolist()
     assert_close(weights, plain * scales[experts], "weights", ulps=0)
-    with pytest.raises(ValueError, match=r"expected expert_scales in float32, of shape \(16\)"):
-        kernels.topk_softmax(logits, 4, True, scales[:8])
 
 
 def test_ties_pick_the_first_index(either_device):

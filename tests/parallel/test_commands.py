@@ -34,10 +34,8 @@ def test_commands_on_two_ranks(capsys):
         (main, ["--loader", "week1"], "only the engine shards a model across processes"),
         (main, ["--loader", "week2"], "only the engine shards a model across processes"),
         (bench, ["--solution", "mlx"], "has no effect with --solution mlx"),
-        (main, ["--tensor-parallel-size", "0"], "must be at least 1, got 0"),
         (serve, ["--tensor-parallel-size", "-1"], "must be at least 1, got -1"),
         (main, ["--tp", "0"], "must be at least 1, got 0"),
-        (main, ["--tp", "3"], "num_attention_heads, 4, cannot be divided"),
         (main, ["--tensor-parallel-size", "3"], "num_attention_heads, 4, cannot be divided"),
     ],
 )

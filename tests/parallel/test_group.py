@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -95,24 +96,14 @@ def test_failed_call_ends_the_group(call, status, stdout, stderr):
     assert ("rank 1 of 2 is lost: exit status 1." in done.stderr) == (status == 1)
 
 
-class OneRank:
+def comm_of(size: int) -> Any:
     """Stands in for `mx.distributed.Group`, of which this process may have one already."""
-
-    def rank(self):
-        return 0
-
-    def size(self):
-        return 1
-
-
-class TwoRanks(OneRank):
-    def size(self):
-        return 2
+    return SimpleNamespace(rank=lambda: 0, size=lambda: size)
 
 
 def test_error_without_a_message_fails_on_all_ranks(monkeypatch):
     monkeypatch.setattr(group_module, "gather_text", lambda text, comm: [text])
-    group = RankGroup(OneRank(), [])
+    group = RankGroup(comm_of(1), [])
     with pytest.raises(ModelError, match="ValueError"), group.agreement():
         raise ValueError
     group.end()
@@ -170,7 +161,7 @@ def test_strangers_are_not_ranks(monkeypatch):
                 worker.send("connected")
 
     monkeypatch.setattr(launch, "gather_text", gather_text)
-    [connection] = launch._connect(TwoRanks(), "127.0.0.1")
+    [connection] = launch._connect(comm_of(2), "127.0.0.1")
     assert connection.recv() == "connected"
     connect[0].join()
     with socket.socket(fileno=os.dup(connection.fileno())) as tcp:  # detects a lost machine

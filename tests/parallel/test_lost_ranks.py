@@ -79,10 +79,9 @@ def test_init_timeout():
 
 
 @pytest.mark.slow
-def test_ranks_killed_at_random_moments(exhaustive):
+@pytest.mark.exhaustive
+def test_ranks_killed_at_random_moments():
     """Kills a rank at fifty random times during startup, loading or generation."""
-    if not exhaustive:
-        pytest.skip("takes minutes; run with --exhaustive")
     rng = random.Random(1)
     for _ in range(50):
         program, ranks = start_without_waiting()
@@ -91,13 +90,10 @@ def test_ranks_killed_at_random_moments(exhaustive):
         os.kill(program.pid if is_first else ranks[0], signal.SIGKILL)
         killed_at = time.monotonic()
         status, errors = wait_for_exit(program, 3 * EXIT_SECONDS)
-        assert wait_until_exited(ranks, EXIT_SECONDS - (time.monotonic() - killed_at)), (
-            delay,
-            is_first,
-        )
-        print(
-            f"rank {1 - is_first}, {delay:.2f} s: exited after {time.monotonic() - killed_at:.2f} s"
-        )
+        left = EXIT_SECONDS - (time.monotonic() - killed_at)
+        assert wait_until_exited(ranks, left), (delay, is_first)
+        seconds = time.monotonic() - killed_at
+        print(f"rank {1 - is_first}, {delay:.2f} s: exited after {seconds:.2f} s")
         assert status != 0
         if not is_first:
             messages = ("rank 1 of 2 is lost: ", "failed to start", "in join_launched_ranks")

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from tests.models.support import FAMILIES, GEMMA4, GEMMA4_MIXTURE, MIXTURE, writ
 from tests.support import as_numpy, object_schema
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.engine.execution.paged_model import PagedModel
 from tiny_llm.models import load_weights
 from tiny_llm.models.checkpoint.layout import read_tensor_headers
 from tiny_llm.models.checkpoint.sharding import RankShard
@@ -207,23 +205,6 @@ def test_draft_tokens_and_grammars_do_not_change_tokens():
     assert tokens(with_draft_model, [prompt]) == tokens(plain, [prompt])
 
 
-@pytest.mark.slow
-def test_ctrl_c_in_a_step_keeps_the_ranks_in_sync(monkeypatch):
-    llm = engine("demo")
-    expected = tokens(llm)
-    compute = PagedModel.logits
-
-    def interrupted(self, spans, rows):
-        signal.raise_signal(signal.SIGINT)  # interrupts rank 0 while the workers compute
-        return compute(self, spans, rows)
-
-    monkeypatch.setattr(PagedModel, "logits", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        tokens(llm)
-    monkeypatch.undo()
-    assert tokens(engine("demo")) == expected
-
-
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "4bit"])
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_shard_read_from_a_file_equals_the_slice(folder, family, kind):
@@ -241,6 +222,9 @@ def test_shard_read_from_a_file_equals_the_slice(folder, family, kind):
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs /proc/self/io")
 def test_rank_reads_only_its_rows():
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
     def read_by(rank: int, size: int) -> int:
         before = bytes_read()
         load_weights("demo", rank=rank, num_ranks=size, with_tokenizer=False)
@@ -251,10 +235,6 @@ def test_rank_reads_only_its_rows():
     # are split by columns are read completely if their rows are short.
     assert read_by(0, 2) < 0.7 * whole
     assert read_by(1, 2) < 0.7 * whole
-
-
-def bytes_read() -> int:
-    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 @pytest.mark.skipif(RANKS != 2, reason="the demo has two key/value heads")

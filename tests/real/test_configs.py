@@ -33,7 +33,7 @@ CONVERTED = {
     "gemma-4-26b-a4b-it-4bit": (
         "google--gemma-4-26B-A4B",
         {"quantization": {"group_size": 64, "bits": 4, "mode": "affine", **MIXED_BITS}},
-    ),
+    )
 }
 SLIDING = "sliding_attention"
 QUANTIZED = ("FP8", "NVFP4")

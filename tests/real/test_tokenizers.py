@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import mlx.core as mx
 import pytest
 import tokenizers
 
@@ -99,39 +98,10 @@ def test_ids_are_those_of_tokenizer_json(name, texts):
     check_texts(artifact_folder(f"tokenizer-{name}"), texts)
 
 
-@pytest.mark.parametrize("name", ["GPT2Tokenizer", "GPT2TokenizerFast", "CodeGenTokenizerFast"])
-def test_tokenizer_class_is_ignored(name, tmp_path, texts):
-    """Of these classes, `transformers` replaces the pre-tokenizer."""
-    folder = artifact_folder("tokenizer-qwen3")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["tokenizer_class"] = name
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    (tmp_path / "tokenizer.json").symlink_to(folder / "tokenizer.json")
-    check_texts(tmp_path, texts[::5])
-
-
-def test_smollm2(tmp_path, texts):
-    """SmolLM2's tokenizer.json, rebuilt from the metadata of its GGUF file."""
+def test_smollm2_from_gguf():
+    """As in llama.cpp, a double line break is one token."""
     (file,) = artifact_folder("smollm2").iterdir()
-    _, metadata = mx.load(str(file), return_metadata=True)  # type: ignore[misc]
-    assert metadata["tokenizer.ggml.pre"] == "smollm"
-    tokens = metadata["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-    model = tokenizers.models.BPE({token: i for i, token in enumerate(tokens)}, merges)
-    tokenizer = tokenizers.Tokenizer(model)
-    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
-    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, byte_level])
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    kinds = metadata["tokenizer.ggml.token_type"].tolist()
-    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3]
-    tokenizer.add_special_tokens(special)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    check_texts(tmp_path, texts)
-    ids = open_tokenizer(tmp_path, {}).encode(EXAMPLE)
-    assert ids[2:4] == [905, 8866], "llama.cpp: a double line break is one token"
+    assert gguf_tokenizer(open_gguf(file)).encode(EXAMPLE)[2:4] == [905, 8866]
 
 
 def assert_same_ids(ours: Any, raw: tokenizers.Tokenizer, texts: list[str]) -> None:

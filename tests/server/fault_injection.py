@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tiny_llm.cli import serve
@@ -20,29 +21,17 @@ FAULTY_PROMPT = [7, 7, 7]
 LOAD_SECONDS = 0.5
 
 
-def raise_error(step: Any) -> None:
+def raise_error() -> None:
     raise RuntimeError("broken in /secret/path")
 
 
-def hang(step: Any) -> None:
-    time.sleep(1000)
-
-
-def exit_thread(step: Any) -> None:
-    raise SystemExit("the engine thread exits")
-
-
-def slow(step: Any) -> None:
-    time.sleep(0.05)
-
-
-FAULTS: dict[str, Callable[[Any], None]] = {
+FAULTS: dict[str, Callable[[], object]] = {
     "raises": raise_error,
-    "hangs": hang,
-    "dies": exit_thread,
-    "slow": slow,
-    "impatient": lambda step: time.sleep(0.03),
-    "slow_load": lambda step: None,
+    "hangs": partial(time.sleep, 1000),
+    "dies": sys.exit,  # ends the engine thread
+    "slow": partial(time.sleep, 0.05),
+    "impatient": partial(time.sleep, 0.03),
+    "slow_load": lambda: None,
 }
 
 
@@ -52,7 +41,7 @@ def main() -> int:
     def run_with_fault(self: ModelRunner, step: Any) -> Any:
         prompts = [chunk.request.token_ids[:3] for chunk in step.chunks]
         if FAULTY_PROMPT in prompts or sys.argv[1] in ("slow", "impatient"):
-            fault(step)
+            fault()
         return run(self, step)
 
     ModelRunner.run = run_with_fault  # type: ignore[method-assign]

@@ -6,8 +6,8 @@ dictionaries that all protocols accept, answers' `turn` and results of `Protocol
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -21,55 +21,19 @@ STOP_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "leng
 Body = dict[str, Any]
 
 
-@dataclass
-class Call:
-    """A tool call."""
-
-    id: str
-    name: str
-    arguments: Any
-
-
-@dataclass
-class Answer:
-    """A response of any protocol.
-
-    Args:
-        finish: OpenAI's finish reason.
-        turn: messages or items that continue the conversation.
-        argument_deltas: pieces of the tool calls' arguments, if streamed.
-        raw: the client's object.
-    """
-
-    text: str
-    reasoning: str
-    calls: list[Call]
-    finish: str
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    reasoning_tokens: int
-    turn: list[Body]
-    raw: Any
-    argument_deltas: list[str] = field(default_factory=list)
-
-
 class Protocol:
     """A chat protocol; subclasses write the parts of a request in their own form.
 
-    Attributes:
-        path: its endpoint.
-        limit: its field for the maximum number of output tokens.
+    `ask` sends the request of `body` through the official client. It returns text, reasoning,
+    calls (id, name, arguments), finish (OpenAI's finish reason), prompt_tokens, cached_tokens,
+    output_tokens, reasoning_tokens, turn (messages or items that continue the conversation), raw
+    (the client's object), and argument_deltas (pieces of the calls' arguments, if streamed).
+    `result` is a message with the result of a call.
     """
 
-    path: str
-    limit = "max_tokens"
-    reasoning: Callable[..., Body]
-    tool: Callable[..., Body]
-    tool_choice: Callable[..., Body]
-    response_format: Callable[..., Body]
-    result: Callable[..., Body]  # message with the result of a call
-    ask: Callable[..., Answer]  # sends the request of `body` through the official client
+    path: str  # endpoint
+    limit = "max_tokens"  # field for the maximum number of output tokens
+    ask: Callable[..., SimpleNamespace]
 
     def __str__(self) -> str:
         return self.path.rpartition("/")[2]
@@ -99,16 +63,22 @@ class Protocol:
         if "max_tokens" in fields:
             fields[self.limit] = fields.pop("max_tokens")
         if tools:
-            body |= {
-                "tools": [self.tool(tool) for tool in tools],
-                **self.tool_choice(choice, parallel),
-            }
+            body["tools"] = [self.tool(tool) for tool in tools]
+            body |= self.tool_choice(choice, parallel)
         if schema is not None:
             body |= self.response_format(schema)
         return body | fields
 
     def conversation(self, messages: Sequence[Body]) -> Body:
         return {"messages": list(messages)}
+
+    def named(self, choice: str) -> Body:
+        return {"type": "function", "name": choice}
+
+    def tool_choice(self, choice: str | Body, parallel: bool) -> Body:
+        if isinstance(choice, str) and choice not in MODES:
+            choice = self.named(choice)
+        return {"tool_choice": choice, "parallel_tool_calls": parallel}
 
     def count(self, server: RunningServer, *args: Any, **fields: Any) -> int:
         """Number of prompt tokens of the request of `body`."""
@@ -119,9 +89,11 @@ def send(method: Callable[..., Any], body: Body) -> Any:
     """Calls a client's method; fields that it does not know are its `extra_body`."""
     known = signature(method).parameters
     extra = {name: value for name, value in body.items() if name not in known}
-    return method(
-        **{name: value for name, value in body.items() if name in known}, extra_body=extra
-    )
+    return method(**{name: body[name] for name in body if name in known}, extra_body=extra)
+
+
+def call(call_id: str, name: str, arguments: str) -> SimpleNamespace:
+    return SimpleNamespace(id=call_id, name=name, arguments=json.loads(arguments))
 
 
 class Chat(Protocol):
@@ -133,19 +105,17 @@ class Chat(Protocol):
     def tool(self, tool: Body) -> Body:
         return {"type": "function", "function": tool}
 
-    def tool_choice(self, choice: str | Body, parallel: bool) -> Body:
-        if isinstance(choice, str) and choice not in MODES:
-            choice = {"type": "function", "function": {"name": choice}}
-        return {"tool_choice": choice, "parallel_tool_calls": parallel}
+    def named(self, choice: str) -> Body:
+        return {"type": "function", "function": {"name": choice}}
 
     def response_format(self, schema: Body) -> Body:
         named = {"name": "answer", "schema": schema}
         return {"response_format": {"type": "json_schema", "json_schema": named}}
 
-    def result(self, call: Call, text: Any) -> Body:
+    def result(self, call: SimpleNamespace, text: Any) -> Body:
         return {"role": "tool", "tool_call_id": call.id, "content": text}
 
-    def ask(self, server: RunningServer, *args: Any, stream: bool = False, **fields: Any) -> Answer:
+    def ask(self, server, *args, stream=False, **fields):
         body, deltas = self.body(*args, **fields), []
         completions = server.openai.chat.completions
         if stream:
@@ -161,23 +131,21 @@ class Chat(Protocol):
         else:
             raw = send(completions.create, body)
         [choice], usage = raw.choices, raw.usage
-        message = choice.message
         calls = [
-            Call(call.id, call.function.name, json.loads(call.function.arguments))
-            for call in message.tool_calls or ()
+            (c.id, c.function.name, c.function.arguments) for c in choice.message.tool_calls or ()
         ]
-        return Answer(
-            message.content or "",
-            getattr(message, "reasoning_content", None) or "",
-            calls,
-            choice.finish_reason,
-            usage.prompt_tokens,
-            usage.prompt_tokens_details.cached_tokens,
-            usage.completion_tokens,
-            usage.completion_tokens_details.reasoning_tokens,
-            [message.to_dict()],
-            raw,
-            deltas,
+        return SimpleNamespace(
+            text=choice.message.content or "",
+            reasoning=getattr(choice.message, "reasoning_content", None) or "",
+            calls=[call(*each) for each in calls],
+            finish=choice.finish_reason,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.prompt_tokens_details.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            reasoning_tokens=usage.completion_tokens_details.reasoning_tokens,
+            turn=[choice.message.to_dict()],
+            raw=raw,
+            argument_deltas=deltas,
         )
 
 
@@ -194,18 +162,13 @@ class Responses(Protocol):
     def tool(self, tool: Body) -> Body:
         return {"type": "function", **tool}
 
-    def tool_choice(self, choice: str | Body, parallel: bool) -> Body:
-        if isinstance(choice, str) and choice not in MODES:
-            choice = {"type": "function", "name": choice}
-        return {"tool_choice": choice, "parallel_tool_calls": parallel}
-
     def response_format(self, schema: Body) -> Body:
         return {"text": {"format": {"type": "json_schema", "name": "answer", "schema": schema}}}
 
-    def result(self, call: Call, text: Any) -> Body:
+    def result(self, call: SimpleNamespace, text: Any) -> Body:
         return {"type": "function_call_output", "call_id": call.id, "output": text}
 
-    def ask(self, server: RunningServer, *args: Any, stream: bool = False, **fields: Any) -> Answer:
+    def ask(self, server, *args, stream=False, **fields):
         body, deltas = self.body(*args, **fields), []
         responses = server.openai.responses
         if stream:
@@ -217,34 +180,28 @@ class Responses(Protocol):
                         raw = event.response
         else:
             raw = send(responses.create, body)
-        calls = [
-            Call(item.call_id, item.name, json.loads(item.arguments))
-            for item in raw.output
-            if item.type == "function_call"
-        ]
-        done = "tool_calls" if calls else "stop"
-        reasoning = [
-            part for item in raw.output if item.type == "reasoning" for part in item.content
-        ]
-        usage = raw.usage
-        return Answer(
-            raw.output_text,
-            "".join(part.text for part in reasoning),
-            calls,
-            {"completed": done, "incomplete": "length"}[raw.status],
-            usage.input_tokens,
-            usage.input_tokens_details.cached_tokens,
-            usage.output_tokens,
-            usage.output_tokens_details.reasoning_tokens,
-            [item.to_dict(exclude_none=True) for item in raw.output],
-            raw,
-            deltas,
+        items = {kind: [] for kind in ("function_call", "reasoning", "message")}
+        for item in raw.output:
+            items[item.type].append(item)
+        calls = [call(item.call_id, item.name, item.arguments) for item in items["function_call"]]
+        done, usage = "tool_calls" if calls else "stop", raw.usage
+        return SimpleNamespace(
+            text=raw.output_text,
+            reasoning="".join(part.text for item in items["reasoning"] for part in item.content),
+            calls=calls,
+            finish={"completed": done, "incomplete": "length"}[raw.status],
+            prompt_tokens=usage.input_tokens,
+            cached_tokens=usage.input_tokens_details.cached_tokens,
+            output_tokens=usage.output_tokens,
+            reasoning_tokens=usage.output_tokens_details.reasoning_tokens,
+            turn=[item.to_dict(exclude_none=True) for item in raw.output],
+            raw=raw,
+            argument_deltas=deltas,
         )
 
     def count(self, server: RunningServer, *args: Any, **fields: Any) -> int:
-        return send(
-            server.openai.responses.input_tokens.count, self.body(*args, **fields)
-        ).input_tokens
+        body = self.body(*args, **fields)
+        return send(server.openai.responses.input_tokens.count, body).input_tokens
 
 
 class Messages(Protocol):
@@ -266,21 +223,18 @@ class Messages(Protocol):
 
     def tool_choice(self, choice: str | Body, parallel: bool) -> Body:
         if isinstance(choice, str):
-            choice = (
-                {"type": MODES[choice]} if choice in MODES else {"type": "tool", "name": choice}
-            )
-        return {
-            "tool_choice": choice if parallel else {**choice, "disable_parallel_tool_use": True}
-        }
+            named = {"type": "tool", "name": choice}
+            choice = {"type": MODES[choice]} if choice in MODES else named
+        return {"tool_choice": choice | ({} if parallel else {"disable_parallel_tool_use": True})}
 
     def response_format(self, schema: Body) -> Body:
         return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
 
-    def result(self, call: Call, text: Any) -> Body:
+    def result(self, call: SimpleNamespace, text: Any) -> Body:
         block = {"type": "tool_result", "tool_use_id": call.id, "content": text}
         return {"role": "user", "content": [block]}
 
-    def ask(self, server: RunningServer, *args: Any, stream: bool = False, **fields: Any) -> Answer:
+    def ask(self, server, *args, stream=False, **fields):
         body, deltas = self.body(*args, **fields), []
         if stream:
             with send(server.anthropic.messages.stream, body) as events:
@@ -288,20 +242,25 @@ class Messages(Protocol):
                 raw = events.get_final_message()
         else:
             raw = send(server.anthropic.messages.create, body)
-        usage = raw.usage
+        blocks, usage = raw.content, raw.usage
         details = usage.output_tokens_details
-        return Answer(
-            "".join(block.text for block in raw.content if block.type == "text"),
-            "".join(block.thinking for block in raw.content if block.type == "thinking"),
-            [Call(b.id, b.name, b.input) for b in raw.content if b.type == "tool_use"],
-            STOP_REASONS.get(raw.stop_reason, "tool_calls"),
-            usage.input_tokens + usage.cache_read_input_tokens,
-            usage.cache_read_input_tokens,
-            usage.output_tokens,
-            details.thinking_tokens if details else 0,
-            [{"role": "assistant", "content": [block.to_dict() for block in raw.content]}],
-            raw,
-            deltas,
+        calls = [
+            SimpleNamespace(id=b.id, name=b.name, arguments=b.input)
+            for b in blocks
+            if b.type == "tool_use"
+        ]
+        return SimpleNamespace(
+            text="".join(block.text for block in blocks if block.type == "text"),
+            reasoning="".join(block.thinking for block in blocks if block.type == "thinking"),
+            calls=calls,
+            finish=STOP_REASONS.get(raw.stop_reason, "tool_calls"),
+            prompt_tokens=usage.input_tokens + usage.cache_read_input_tokens,
+            cached_tokens=usage.cache_read_input_tokens,
+            output_tokens=usage.output_tokens,
+            reasoning_tokens=details.thinking_tokens if details else 0,
+            turn=[{"role": "assistant", "content": [block.to_dict() for block in blocks]}],
+            raw=raw,
+            argument_deltas=deltas,
         )
 
     def count(self, server: RunningServer, *args: Any, **fields: Any) -> int:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 NUM_BYTES = 4_000_000  # just below the default body limit
@@ -14,16 +15,12 @@ Wrap = Callable[[str], str]  # maps a field's JSON to the body's JSON
 
 @dataclass(frozen=True)
 class Shape:
-    """A request body, generated on access; `field` is empty for the whole body."""
+    """A request body, made on demand; `field` is empty for the whole body."""
 
     path: str
     field: str
     fault: str
     make: Callable[[], str]
-
-    @property
-    def body(self) -> bytes:
-        return self.make().encode()
 
     def __str__(self) -> str:
         return f"{self.path} {self.field or 'body'}: {self.fault}"
@@ -38,22 +35,13 @@ def all_shapes(document: Schema) -> Iterator[Shape]:
         walker = _Walker(document["components"]["schemas"])
         for field, schema, wrap in walker.fields(content["schema"], "", lambda text: text):
             example = json.dumps(walker.example(schema.get("items", schema)))
-            max_items = schema.get("maxItems", 0)
+            values = example, schema.get("maxItems", 0)
             for fault, make in FAULTS[schema["type"]].items():
-                yield Shape(path, field, fault, _BodyFactory(wrap, make, example, max_items))
+                yield Shape(path, field, fault, partial(_body, wrap, make, values))
 
 
-@dataclass(frozen=True)
-class _BodyFactory:
-    """Renders the body of a `Shape`; see `FAULTS` for the other fields."""
-
-    wrap: Wrap
-    fault: Fault
-    example: str
-    max_items: int
-
-    def __call__(self) -> str:
-        return self.wrap(self.fault(self.example, self.max_items))
+def _body(wrap: Wrap, make: Fault, values: tuple[str, int]) -> str:
+    return wrap(make(*values))
 
 
 class _Walker:
@@ -78,11 +66,9 @@ class _Walker:
         match first.get("type"):
             case "object":
                 properties = first.get("properties", {})
-                short = [name for name in MAX_TOKENS if name in properties]
                 required = {name: properties[name] for name in first.get("required", ())}
-                return {name: self.example(s) for name, s in required.items()} | dict.fromkeys(
-                    short, 1
-                )
+                short = {name: 1 for name in MAX_TOKENS if name in properties}
+                return {name: self.example(s) for name, s in required.items()} | short
             case "array":
                 return [self.example(first["items"])] if first.get("minItems") else []
             case "integer" | "number":
@@ -98,20 +84,12 @@ class _Walker:
             if kind in FAULTS and not {"const", "enum"} & set(option):
                 yield name, option, wrap
             if kind == "array":
-                yield from self.fields(option["items"], f"{name}[]", _element(wrap))
+                yield from self.fields(option["items"], f"{name}[]", lambda text: wrap(f"[{text}]"))
             for key, value in option.get("properties", {}).items():
                 others = {k: v for k, v in self.example(option).items() if k != key}
-                inside = _member(wrap, others, key)
+                head = json.dumps(others)[:-1] + (", " if others else "") + json.dumps(key) + ": "
+                inside = partial(lambda head, text: wrap(f"{head}{text}}}"), head)
                 yield from self.fields(value, f"{name}.{key}".lstrip("."), inside)
-
-
-def _member(wrap: Wrap, others: Schema, key: str) -> Wrap:
-    head = json.dumps(others)[:-1] + (", " if others else "") + json.dumps(key) + ": "
-    return lambda text: wrap(f"{head}{text}}}")
-
-
-def _element(wrap: Wrap) -> Wrap:
-    return lambda text: wrap(f"[{text}]")
 
 
 def _repeat(text: str, num_bytes: int = NUM_BYTES) -> str:
@@ -122,34 +100,34 @@ def _repeat(text: str, num_bytes: int = NUM_BYTES) -> str:
 # number of elements to the field's JSON.
 FAULTS: dict[str, dict[str, Fault]] = {
     "array": {
-        "full body": lambda example, max_items: _repeat(example),
+        "full body": lambda example, _: _repeat(example),
         "one too many": lambda example, max_items: f"[{', '.join([example] * (max_items + 1))}]",
         "last element wrong": lambda example, max_items: (
             f"[{', '.join([example] * min(max_items - 1, 8000))}, []]"
         ),
-        "numbers": lambda example, max_items: _repeat("1", 250_000),
-        "empty objects": lambda example, max_items: _repeat("{}", 60_000),
-        "lists with a wrong element": lambda example, max_items: _repeat('[1, "a", {}]', 80_000),
-        "1,000 levels": lambda example, max_items: "[" * 1000 + "]" * 1000,
-        "80 levels, often": lambda example, max_items: _repeat("[" * 80 + "]" * 80, 32_000),
+        "numbers": lambda example, _: _repeat("1", 250_000),
+        "empty objects": lambda example, _: _repeat("{}", 60_000),
+        "lists with a wrong element": lambda example, _: _repeat('[1, "a", {}]', 80_000),
+        "1,000 levels": lambda example, _: "[" * 1000 + "]" * 1000,
+        "80 levels, often": lambda example, _: _repeat("[" * 80 + "]" * 80, 32_000),
     },
     "object": {
-        "full body": lambda example, max_items: json.dumps(dict.fromkeys(range(200_000), 1)),
-        "numbers": lambda example, max_items: json.dumps(dict.fromkeys(range(4000), 1000)),
-        "lists": lambda example, max_items: json.dumps({key: ["a", {}] for key in range(4000)}),
-        "long key": lambda example, max_items: json.dumps({"k" * NUM_BYTES: 1}),
-        "list of objects": lambda example, max_items: _repeat("{}", 60_000),
-        "1,000 levels": lambda example, max_items: '{"a": ' * 1000 + "1" + "}" * 1000,
-        "80 levels, often": lambda example, max_items: (
+        "full body": lambda example, _: json.dumps(dict.fromkeys(range(200_000), 1)),
+        "numbers": lambda example, _: json.dumps(dict.fromkeys(range(4000), 1000)),
+        "lists": lambda example, _: json.dumps({key: ["a", {}] for key in range(4000)}),
+        "long key": lambda example, _: json.dumps({"k" * NUM_BYTES: 1}),
+        "list of objects": lambda example, _: _repeat("{}", 60_000),
+        "1,000 levels": lambda example, _: '{"a": ' * 1000 + "1" + "}" * 1000,
+        "80 levels, often": lambda example, _: (
             f'{{"type": {_repeat("[" * 80 + "]" * 80, 32_000)}}}'
         ),
     },
     "string": {
-        "words": lambda example, max_items: json.dumps("word " * (NUM_BYTES // 5)),
-        "spaces": lambda example, max_items: json.dumps(" " * NUM_BYTES),
-        "escapes": lambda example, max_items: json.dumps('"\\\0' * (NUM_BYTES // 11)),
-        "60,000 letters": lambda example, max_items: json.dumps("a" * 60_000),
-        "nested JSON": lambda example, max_items: json.dumps("[" * 1000 + "]" * 1000),
-        "list": lambda example, max_items: _repeat('"a"', 250_000),
+        "words": lambda example, _: json.dumps("word " * (NUM_BYTES // 5)),
+        "spaces": lambda example, _: json.dumps(" " * NUM_BYTES),
+        "escapes": lambda example, _: json.dumps('"\\\0' * (NUM_BYTES // 11)),
+        "60,000 letters": lambda example, _: json.dumps("a" * 60_000),
+        "nested JSON": lambda example, _: json.dumps("[" * 1000 + "]" * 1000),
+        "list": lambda example, _: _repeat('"a"', 250_000),
     },
 }

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,13 +66,10 @@ class RunningServer:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in chain(self.process.stderr, ["(end of the log)"]):
             with self._arrived:
                 self.lines.append(line)
                 self._arrived.notify_all()
-        with self._arrived:
-            self.lines.append("(end of the log)")
-            self._arrived.notify_all()
 
     def wait_for(self, pattern: str) -> str:
         """Waits for a log line that matches; returns group 1 if any, else the match."""

@@ -7,7 +7,6 @@ once it has been said. Without keys, the prompt's assistant messages are counted
 the text as far as the grammar allows. If the prompt ends with `</think>`, it skips the reasoning.
 """
 
-import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -65,16 +64,15 @@ class ScriptedModel:
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         """Returns logits, len(rows)×vocab_size; see `PagedModel`."""
-        targets, first = [], 0
+        targets, row = [], 0
         for chunk, span in zip(self._step.chunks, spans, strict=True):
-            request, end = chunk.request, first + len(span.token_ids)
-            tokens = [*request.token_ids[: chunk.start], *span.token_ids]
+            request = chunk.request
             self._check(request)
-            for row in range(first, end):
-                length = chunk.start + row - first + 1
+            tokens = [*request.token_ids[: chunk.start], *span.token_ids]
+            for length in range(chunk.start + 1, len(tokens) + 1):
                 if row in rows:
                     targets.append(self._next_token(tokens[:length], request.num_prompt_tokens))
-            first = end
+                row += 1
         peaks = mx.array(targets)[:, None] == mx.arange(self._vocab_size)
         return mx.where(peaks, 1e6, 0.0).astype(mx.float32)
 
@@ -115,7 +113,6 @@ def main() -> int:
     script = json.loads(Path(sys.argv[1]).read_text())
     init = EngineCore.__init__
 
-    @functools.wraps(init)
     def init_with_script(self: EngineCore, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         ScriptedModel(self, script)

@@ -11,6 +11,7 @@ import random
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -75,9 +76,8 @@ class Chaos:
     async def stream(self, client, rng) -> None:
         body = self.body(rng, stream=True)
         response = await client.post("/v1/completions", json=body)
-        if response.status_code == 429:
-            return
-        self.record_stream(body, response.text)
+        if response.status_code != 429:
+            self.record_stream(body, response.text)
 
     def record_stream(self, body, text) -> None:
         """Checks that a stream has one end event; records its text unless it failed."""
@@ -145,51 +145,47 @@ def run_chaos(count: int, seed: int, *flags: str, models: Sequence[str] = ("demo
     return memory
 
 
-def hybrid(folder: Path, *flags: str) -> tuple[str, ...]:
-    """Flags for a hybrid model."""
-    return ("--model", str(write_hybrid(folder / "hybrid", mtp=True)), *flags)
+def demo(folder: Path) -> tuple[str, ...]:
+    return ()
 
 
-def few_states(folder: Path, *flags: str) -> tuple[str, ...]:
-    """Flags for a hybrid model with memory for few states."""
-    memory = 2_000 * KV_BYTES_PER_TOKEN + 5 * STATE_BYTES
-    memory *= 8 if "--draft-model" in flags else 1
-    return hybrid(folder, "--kv-cache-bytes", str(memory), *flags)
+def hybrid(folder: Path) -> tuple[str, ...]:
+    return ("--model", str(write_hybrid(folder / "hybrid", mtp=True)))
 
 
-def two_models(folder: Path, *flags: str) -> tuple[str, ...]:
-    """Flags for the demo and a hybrid model that evict each other."""
-    other = write_hybrid(folder / "hybrid")
-    kv_bytes = 8_000_000
-    memory = kv_bytes + max(model_size(other).weight_bytes, model_size(TARGET_PATH).weight_bytes)
+def few_states(folder: Path, factor: int = 1) -> tuple[str, ...]:
+    """A hybrid model with memory for few states."""
+    memory = factor * (2_000 * KV_BYTES_PER_TOKEN + 5 * STATE_BYTES)
+    return (*hybrid(folder), "--kv-cache-bytes", str(memory))
+
+
+def two_models(folder: Path) -> tuple[str, ...]:
+    """The demo and a hybrid model, which evict each other."""
+    other, kv_bytes = write_hybrid(folder / "hybrid"), 8_000_000
+    memory = kv_bytes + max(model_size(path).weight_bytes for path in (other, TARGET_PATH))
     limits = ("--kv-cache-bytes", str(kv_bytes), "--max-memory", str(memory))
-    return ("--model", "demo", "--model", str(other), *limits, *flags)
+    return ("--model", "demo", "--model", str(other), *limits)
 
 
-def demo(folder: Path, *flags: str) -> tuple[str, ...]:
-    return flags
+DRAFT = ("--draft-model", "demo-draft")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "models", "flags"),
     [
-        (60, demo, ()),
-        (60, hybrid, ()),
-        (150, two_models, ()),
-        (150, two_models, ("--idle-unload", "0.3")),
+        *((60, models, ()) for models in (demo, hybrid)),
+        *((150, two_models, flags) for flags in ((), ("--idle-unload", "0.3"))),
         (150, two_models, ("--speculative", "ngram")),
         (500, few_states, ()),
-        (500, few_states, ("--speculative", "ngram")),
-        (500, few_states, ("--speculative", "mtp")),
-        (500, few_states, ("--draft-model", "demo-draft")),
-        (500, demo, ("--kv-cache-bytes", "8000000")),
-        (500, demo, ("--draft-model", "demo-draft")),
+        *((500, few_states, ("--speculative", name)) for name in ("ngram", "mtp")),
+        (500, partial(few_states, factor=8), DRAFT),
+        *((500, demo, flags) for flags in (("--kv-cache-bytes", "8000000"), DRAFT)),
     ],
 )
 def test_clients(tmp_path, count, models, flags):
     names = ("demo", "hybrid") if models is two_models else ("demo",)
-    run_chaos(count, 7, *models(tmp_path, *flags), models=names)
+    run_chaos(count, 7, *models(tmp_path), *flags, models=names)
 
 
 @pytest.mark.slow

@@ -1,19 +1,17 @@
 """`chat` in this process, with tiny-llm's server, other servers and failures."""
 
-import http.server
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from functools import partial
 
-import httpx2
 import pytest
 
+from tests.cli.support import stub_server
+from tests.server.running_server import eventually, served
 from tiny_llm.cli import chat
 from tiny_llm.cli.backends.remote import RemoteBackend
 from tiny_llm.errors import UserError
@@ -87,44 +85,13 @@ def test_unknown_command_and_exit(capsys, monkeypatch):
     assert "unknown command /help; /reset clears" in err
 
 
-class EndlessHandler(http.server.BaseHTTPRequestHandler):
-    """Streams until the client disconnects, then sets `client_left`."""
-
-    client_left = threading.Event()
-
-    def do_GET(self):
-        self._begin("application/json")
-        self.wfile.write(b'{"data": [{"id": "endless"}]}')
-
-    def do_POST(self):
-        self._begin("text/event-stream")
-        try:
-            while True:
-                self.wfile.write(b'data: {"choices": [{"delta": {"content": "on "}}]}\n\n')
-                time.sleep(0.01)
-        except OSError:
-            self.client_left.set()
-
-    def _begin(self, kind):
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.end_headers()
-
-    def log_message(self, *_):
-        """Disables logging."""
-
-
-@pytest.fixture
-def endless():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), EndlessHandler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
+slow_server = served(fault="slow")
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_interrupt_stops_only_the_output(endless, is_remote):
-    model = ["--url", endless] if is_remote else ["--model", "demo"]
+def test_interrupt_stops_only_the_output(request, is_remote):
+    server = request.getfixturevalue("slow_server") if is_remote else None
+    model = ["--url", server.url] if is_remote else ["--model", "demo"]
     command = [sys.executable, "-m", "tiny_llm.cli.chat", *model]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(command, text=True, env=os.environ, **pipes)
@@ -133,30 +100,11 @@ def test_interrupt_stops_only_the_output(endless, is_remote):
     assert process.stdout.read(1), "expected output before the interrupt"
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)  # before the next line, which the interrupt must not stop
-    out, err = process.communicate("/exit\n" if is_remote else FRANCE, timeout=120)
+    assert not is_remote or eventually(lambda: server.is_empty)
+    out, err = process.communicate(FRANCE, timeout=120)
     assert process.returncode == 0
     assert "[stopped]" in err
-    assert EndlessHandler.client_left.wait(60) if is_remote else "Paris" in out
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--url", "localhost:8000"], "the URL must start with http"),
-        (["--url", "http://x:y"], "the request to http://x:y/v1 failed: Invalid port: 'y'."),
-        (["--url", "http://127.0.0.1:9"], "`tiny-llm serve` starts a server"),
-        (["--url", "http://x", "--device", "cpu"], "--device has no effect with --url"),
-        (["--url", "http://x", "--speculative", "ngram"], "--speculative has no effect with"),
-        (["--url", "http://x", "--solution", "mlx"], "--solution mlx has no effect with --url"),
-        (["--url", "http://x", "--enable-thinking"], "--reasoning-effort high"),
-        (["--url", "http://x", "--api-key", "k\udce9"], "the API key is not UTF-8 at character 1"),
-        (["--api-key", "k"], "--api-key requires --url"),
-    ],
-)
-def test_rejected_flags(capsys, monkeypatch, flags, message):
-    status, _, err = converse(capsys, monkeypatch, "", *flags)
-    assert status == 2
-    assert message in err
+    assert "Paris" in out
 
 
 def test_missing_library_error_names_the_extra(capsys, monkeypatch):
@@ -166,26 +114,25 @@ def test_missing_library_error_names_the_extra(capsys, monkeypatch):
     assert "pip install 'tiny-llm[chat]'" in err
 
 
-def stub_answer(content, status=200, *flags):
+def stub_answer(monkeypatch, content, status=200, *flags):
     """(text, request) of a chat with a server that has a fixed response."""
-    requests = []
-
-    def respond(request):
-        requests.append(request)
-        return httpx2.Response(status, content=content)
-
-    parser = chat.make_parser("chat")
-    args = parser.parse_args(["--url", "http://stub/api", "--model", "one", *flags])
-    with pytest.MonkeyPatch.context() as patch:
-        transport = httpx2.MockTransport(respond)
-        patch.setattr(httpx2, "Client", partial(httpx2.Client, transport=transport))
-        text = "".join(RemoteBackend(args).stream_chat([{"role": "user"}]))
-    return text, requests[0]
+    requests = stub_server(monkeypatch, content, status)
+    args = chat.make_parser("chat").parse_args(
+        ["--url", "http://stub/api", "--model", "one", *flags]
+    )
+    return "".join(RemoteBackend(args).stream_chat([{"role": "user"}])), requests[0]
 
 
-def test_request_body():
+def events(*deltas):
+    return "".join(f"data: {json.dumps({'choices': [{'delta': d}]})}\n\n" for d in deltas)
+
+
+def test_request_and_response(monkeypatch):
+    """The field `reasoning` is that of other servers."""
+    text = ": a comment\n\n" + events({"reasoning": "Hm"}, {"content": "Yes"}, {"content": None})
     flags = ("--api-key", "a key with é", "--max-tokens", "7", "--seed", "3")
-    _, request = stub_answer("data: [DONE]\n\n", 200, *flags)
+    text, request = stub_answer(monkeypatch, text + "data: [DONE]\n\n", 200, *flags)
+    assert text == "<think>\nHm\n</think>\n\nYes"
     assert request.url == "http://stub/api/chat/completions"
     assert dict(request.headers.raw)[b"Authorization"] == "Bearer a key with é".encode()
     assert json.loads(request.content) == {
@@ -198,13 +145,10 @@ def test_request_body():
     }
 
 
-def events(*deltas):
-    return "".join(f"data: {json.dumps({'choices': [{'delta': d}]})}\n\n" for d in deltas)
-
-
-def test_response_formats_of_other_servers():
-    text = ": a comment\n\n" + events({"reasoning": "Hm"}, {"content": "Yes"}, {"content": None})
-    assert stub_answer(text + "data: [DONE]\n\n")[0] == "<think>\nHm\n</think>\n\nYes"
+def test_api_key_of_the_environment(monkeypatch):
+    monkeypatch.setenv("TINY_LLM_API_KEY", "secret")
+    _, request = stub_answer(monkeypatch, "data: [DONE]\n\n")
+    assert request.headers["Authorization"] == "Bearer secret"
 
 
 @pytest.mark.parametrize(
@@ -212,11 +156,21 @@ def test_response_formats_of_other_servers():
     [
         (events({"content": "Y"}), 200, "closed the stream before the end of the response"),
         ('data: {"error": {"message": "It failed."}}\n\n', 200, "server error: It failed."),
-        ("data: nothing\n\n", 200, "malformed event from the server: nothing"),
+        *(
+            (f"data: {event}\n\ndata: [DONE]\n\n", 200, "malformed event from the server: ")
+            for event in ("nothing", "null", "[]", "3", "{", '{"choices": [{}]}', "[" * 10**5)
+        ),
+        *(
+            (events(delta) + "data: [DONE]\n\n", 200, "malformed event from the server: ")
+            for delta in (None, "x", {"content": 3}, {"reasoning_content": ["x"]})
+        ),
+        ('{"error": {"message": "too long"}}', 400, "server error 400: too long"),
         ("<html>Bad\ngateway</html>", 502, "server error 502: <html>Bad gateway</html>"),
+        *((text, 500, "server error 500: ") for text in ("[" * 10**5, "{", "", "1" * 5000)),
     ],
+    ids=lambda value: str(value)[:40],
 )
-def test_failing_server(content, status, message):
+def test_failing_server(monkeypatch, content, status, message):
     with pytest.raises(UserError) as error:
-        stub_answer(content, status)
+        stub_answer(monkeypatch, content, status)
     assert message in str(error.value)

@@ -6,30 +6,19 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.server.protocols import CHAT, FRANCE, MESSAGES, RESPONSES, Call
+from tests.server.protocols import CHAT, FRANCE, MESSAGES, RESPONSES, call
 from tiny_llm.server.http.unsupported import FIELD_REASONS
 
 QUESTION = [{"role": "user", "content": FRANCE}]
 PNG = "data:image/png;base64,iVBORw0KGgo="
-IMAGE = {"type": "image_url", "image_url": {"url": PNG}}
-SOURCE = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
-PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
-TEXT = {"type": "text", "media_type": "text/plain", "data": "Paris"}
-SEARCH_RESULT = {
-    "type": "search_result",
-    "source": "https://a.example",
-    "title": "Capitals",
-    "content": [{"type": "text", "text": "Paris"}],
-    "citations": {"enabled": True},
-}
-
-
-def omitted(medium):
-    return f"[{medium} omitted: this model reads text only]"
 
 
 def part(kind, **fields):
     return {"type": kind, **fields}
+
+
+def omitted(medium):
+    return f"[{medium} omitted: this model reads text only]"
 
 
 def user(*parts):
@@ -40,16 +29,32 @@ def assistant(**fields):
     return {"role": "assistant", **fields}
 
 
+def document(kind, media_type, data):
+    return part("document", source=part(kind, media_type=media_type, data=data))
+
+
+IMAGE = part("image_url", image_url={"url": PNG})
+PDF = document("base64", "application/pdf", "JVBERi0=")
+TEXT = document("text", "text/plain", "Paris")
+SEARCH_RESULT = part(
+    "search_result",
+    source="https://a.example",
+    title="Capitals",
+    content=[part("text", text="Paris")],
+    citations={"enabled": True},
+)
+
+
 def history(protocol, result, arguments="{}"):
     """A question, a tool call and its result."""
     if protocol is CHAT:
         function = {"name": "capital", "arguments": arguments}
-        call = assistant(tool_calls=[part("function", id="c", function=function)])
+        message = assistant(tool_calls=[part("function", id="c", function=function)])
     elif protocol is RESPONSES:
-        call = part("function_call", call_id="c", name="capital", arguments=arguments)
+        message = part("function_call", call_id="c", name="capital", arguments=arguments)
     else:
-        call = assistant(content=[part("tool_use", id="c", name="capital", input={})])
-    return [*QUESTION, call, protocol.result(Call("c", "capital", {}), result)]
+        message = assistant(content=[part("tool_use", id="c", name="capital", input={})])
+    return [*QUESTION, message, protocol.result(call("c", "capital", "{}"), result)]
 
 
 def read(beside):
@@ -59,57 +64,37 @@ def read(beside):
     return messages
 
 
-def thought(**fields):
-    text = part("text", text="Paris.")
-    return [*QUESTION, assistant(content=[*([fields] if fields else ()), text]), *QUESTION]
+def thought(*blocks):
+    return [*QUESTION, assistant(content=[*blocks, part("text", text="Paris.")]), *QUESTION]
 
 
 # Conversations with the same prompt.
 SAME_PROMPT = [
-    (CHAT, history(CHAT, "Paris", ""), history(CHAT, "Paris")),
-    (RESPONSES, history(RESPONSES, "Paris", ""), history(RESPONSES, "Paris")),
-    (
-        MESSAGES,
-        history(MESSAGES, [SEARCH_RESULT]),
-        history(MESSAGES, "Capitals\nhttps://a.example\nParis"),
-    ),
-    # Media in tool results
-    (CHAT, history(CHAT, [IMAGE]), history(CHAT, omitted("image"))),
+    *((p, history(p, "Paris", ""), history(p, "Paris")) for p in (CHAT, RESPONSES)),
+    # Documents, and media in tool results
     *(
-        (
-            CHAT,
-            history(CHAT, [{"type": kind, kind: {"data": "JVBERi0="}}]),
-            history(CHAT, omitted(medium)),
+        (protocol, history(protocol, [given]), history(protocol, same))
+        for protocol, given, same in (
+            (MESSAGES, SEARCH_RESULT, "Capitals\nhttps://a.example\nParis"),
+            (MESSAGES, TEXT, "Paris"),
+            (MESSAGES, PDF, omitted("document")),
+            (MESSAGES, part("image", source=part("base64", data="iVBO")), omitted("image")),
+            (RESPONSES, part("input_image", image_url=PNG), omitted("image")),
+            (CHAT, IMAGE, omitted("image")),
+            (CHAT, part("input_audio", input_audio={"data": "JVBERi0="}), omitted("audio")),
+            (CHAT, part("file", file={"data": "JVBERi0="}), omitted("document")),
         )
-        for kind, medium in (("input_audio", "audio"), ("file", "document"))
     ),
-    (
-        RESPONSES,
-        history(RESPONSES, [part("input_image", image_url=PNG)]),
-        history(RESPONSES, omitted("image")),
-    ),
-    (
-        MESSAGES,
-        history(MESSAGES, [part("image", source=SOURCE)]),
-        history(MESSAGES, omitted("image")),
-    ),
-    (
-        MESSAGES,
-        history(MESSAGES, [part("document", source=PDF)]),
-        history(MESSAGES, omitted("document")),
-    ),
-    (MESSAGES, history(MESSAGES, [part("document", source=TEXT)]), history(MESSAGES, "Paris")),
-    (MESSAGES, read(part("document", source=PDF)), read(part("text", text=omitted("document")))),
+    (MESSAGES, read(PDF), read(part("text", text=omitted("document")))),
     # Empty contents
     *(
         (
             CHAT,
-            [*history(CHAT, "Paris"), {**message, "content": None}, *QUESTION],
-            [*history(CHAT, "Paris"), {**message, "content": ""}, *QUESTION],
+            *([*history(CHAT, "Paris"), {**message, "content": c}, *QUESTION] for c in (None, "")),
         )
         for message in (assistant(), {"role": "tool", "tool_call_id": "c"})
     ),
-    (MESSAGES, thought(type="redacted_thinking", data="x"), thought()),
+    (MESSAGES, thought(part("redacted_thinking", data="x")), thought()),
 ]
 
 
@@ -128,10 +113,7 @@ def test_same_prompt(server, protocol, messages, same):
     [
         (history(CHAT, "Paris", ""), '{"name": "capital", "arguments": {}}'),
         ([*QUESTION, assistant(content=None, refusal="Never."), *QUESTION], "assistant\nNever."),
-        (
-            [*QUESTION, assistant(content=[part("refusal", refusal="No.")]), *QUESTION],
-            "assistant\nNo.",
-        ),
+        ([*QUESTION, assistant(content=[part("refusal", refusal="No.")])], "assistant\nNo."),
         (
             [
                 user(
@@ -154,13 +136,13 @@ def test_prompt(server, messages, text):
 
 
 def test_documents_and_search_results_of_users(server):
-    document = part("document", source=TEXT, title="Rome")
-    assert MESSAGES.count(server, thought(**document)) > MESSAGES.count(server, thought())
+    titled = {**TEXT, "title": "Rome"}
+    assert MESSAGES.count(server, thought(titled)) > MESSAGES.count(server, thought())
     assert MESSAGES.ask(server, [user(SEARCH_RESULT)], max_tokens=1).raw.content
 
 
 class City(BaseModel):
-    """Schema of a structured output."""
+    """Structured output."""
 
     city: str
 
@@ -185,14 +167,13 @@ def test_parsed_messages_can_be_sent_back(server, client):
     assert "parsed" not in server.post("/detokenize", {"tokens": ids}).json()["prompt"]
 
 
-def test_null_means_not_set(server):
-    nulls = dict.fromkeys(FIELD_REASONS) | {"logprobs": False, "top_logprobs": 0}
+@pytest.mark.parametrize("off", [None, False, "", []])
+def test_fields_that_are_off_are_accepted(server, off):
     tools = {"tools": [], "tool_choice": {"type": "auto"}}
-    for protocol, fields in (
-        (CHAT, nulls),
-        (MESSAGES, dict.fromkeys(FIELD_REASONS)),
-        (MESSAGES, tools),
-    ):
+    unsupported = dict.fromkeys(("use_beam_search", "suffix", "bad_words", "guided_json"), off)
+    unsupported |= {"logprobs": False, "top_logprobs": 0, "typical_p": 1.0, "repeat_penalty": 1.0}
+    nulls = dict.fromkeys(FIELD_REASONS)
+    for protocol, fields in ((CHAT, nulls | unsupported), (MESSAGES, nulls), (MESSAGES, tools)):
         body = {**fields, **protocol.body(max_tokens=1)}
         assert server.post(protocol.path, body).status_code == 200
 
@@ -225,3 +206,59 @@ def test_messages_output_format_and_mcp_servers(claude):
     body = MESSAGES.body(max_tokens=30)
     answer = claude.beta.messages.create(**body, mcp_servers=[], extra_body=extra)
     assert json.loads(answer.content[0].text) == {"a": 1}
+
+
+# Default requests of Codex 0.169.0 and Claude Code 2.1.197, abridged.
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+
+
+def item(role, text):
+    return part("message", id="msg_1", role=role, content=[part("input_text", text=text)])
+
+
+CODEX = {
+    "input": [item("developer", "Be brief."), item("user", "Here: /home."), item("user", FRANCE)],
+    "tools": [
+        {"type": "function", "name": "weather", "strict": False, "parameters": SCHEMA},
+        {"type": "namespace", "name": "multi", "description": "Several.", "tools": []},
+        {"type": "web_search", "external_web_access": False},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"summary": "auto"},
+    "store": False,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "01a20d66",
+    "client_metadata": {"x-codex-installation-id": "fba48543"},
+    "max_output_tokens": 8,  # not sent by Codex
+}
+CLAUDE_CODE = {
+    "messages": [
+        {
+            "role": "user",
+            "content": [part("text", text="It is noon."), part("text", text=FRANCE, **CACHED)],
+        },
+        {"role": "system", "content": "There are no other agents."},
+    ],
+    "system": [
+        part("text", text="x-anthropic-billing-header: cc_version=2.1.197.73f;"),
+        part("text", text="Be brief.", **CACHED),
+    ],
+    "tools": [{"name": "weather", "description": "The weather.", "input_schema": SCHEMA}],
+    "metadata": {"user_id": json.dumps({"device_id": "0e0e23f0", "account_uuid": ""})},
+    "max_tokens": 8,  # 32,000 in Claude Code
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+}
+BODIES = {"/v1/responses": CODEX, "/v1/messages?beta=true": CLAUDE_CODE}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_agent_request_gets_a_complete_stream(server, path):
+    response = server.post(path, {"model": "demo", "stream": True, **BODIES[path]})
+    assert response.status_code == 200, response.text
+    kinds = [line[7:] for line in response.text.splitlines() if line.startswith("event: ")]
+    assert kinds[-1] in ("response.incomplete", "response.completed", "message_stop")
+    assert "error" not in kinds

@@ -20,7 +20,6 @@ WEATHER = {
 NUMBERS = object_schema(a={"type": "integer"}, b={"type": "integer"})
 ADD = {"name": "add", "description": "Adds two numbers.", "parameters": NUMBERS}
 TOOLS = [WEATHER, ADD]
-NAIROBI = "What is the weather in Nairobi?"
 
 
 def calls(answer):
@@ -46,8 +45,8 @@ def test_unrelated_question_calls_no_tool(server):
 
 
 def ask_twice(server, **body):
-    """Asks for the weather and returns its result; yields both answers."""
-    question = {"role": "user", "content": NAIROBI}
+    """Asks for the weather and returns its result; returns both answers."""
+    question = {"role": "user", "content": "What is the weather in Nairobi?"}
     first = CHAT.ask(server, [question], TOOLS, temperature=0, **body)
     assert calls(first) == [("get_weather", {"city": "Nairobi"})]
     result = CHAT.result(first.calls[0], "sunny, 21 degrees")

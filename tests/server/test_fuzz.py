@@ -31,7 +31,6 @@ CHECKS = [
 ERROR_STATUSES = range(400, 600)
 
 
-@pytest.fixture(scope="module")
 def operations(server):
     schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
     return [operation.ok() for operation in schema.get_all_operations()]
@@ -66,18 +65,16 @@ def fuzz(operation, examples):
 
 @pytest.mark.slow
 def test_fuzz_of_a_hybrid_model(tmp_path):
-    server = RunningServer("--model", str(write_hybrid(tmp_path / "model")))
-    schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
-    for operation in schema.get_all_operations():
-        fuzz(operation.ok(), 8)
-    assert server.is_empty
-    assert server.stop() == 0
+    with RunningServer("--model", str(write_hybrid(tmp_path / "model"))) as server:
+        for operation in operations(server):
+            fuzz(operation, 8)
+        assert server.is_empty
 
 
 @pytest.mark.slow
-def test_fuzz(server, operations, exhaustive):
-    assert len(operations) >= 12
-    for operation in operations:
+def test_fuzz(server, exhaustive):
+    assert len(operations(server)) >= 12
+    for operation in operations(server):
         # 2,300 give 20,000 requests in total: operations without a body have few distinct requests.
         fuzz(operation, 2300 if exhaustive else 60)
     assert server.is_empty

@@ -42,12 +42,19 @@ def test_pause_then_sigterm():
     assert server.process.wait(30) == 0
 
 
-@pytest.mark.slow
-def test_drain_timeout_fails_running_requests():
-    server = RunningServer("--drain-timeout", "0.5", fault="slow")
+def terminate_during_a_stream(*flags):
+    """(server, connection of a stream) after SIGTERM."""
+    server = RunningServer(*flags, fault="slow")
     connection = connect(server, {**LONG, "stream": True})
     assert connection.recv(10)
     server.process.send_signal(signal.SIGTERM)
+    server.wait_for("draining: ")
+    return server, connection
+
+
+@pytest.mark.slow
+def test_drain_timeout_fails_running_requests():
+    server, connection = terminate_during_a_stream("--drain-timeout", "0.5")
     received = read_all(connection)
     assert b"the drain timeout has expired" in received
     assert b"data: [DONE]" in received
@@ -56,13 +63,8 @@ def test_drain_timeout_fails_running_requests():
 
 @pytest.mark.slow
 def test_second_signal_exits_immediately():
-    server = RunningServer(fault="slow")
-    connection = connect(server, {**LONG, "stream": True})
-    assert connection.recv(10)
-    server.process.send_signal(signal.SIGTERM)
-    server.wait_for("draining: ")
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(10) == 130
+    server, connection = terminate_during_a_stream()
+    assert server.stop() == 130
     connection.close()
 
 
@@ -82,14 +84,19 @@ def test_failed_step_fails_only_its_requests():
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hangs", "dies"])
 def test_watchdog_exits_when_the_engine_hangs_or_dies(fault):
-    server = RunningServer("--watchdog", "2", fault=fault)
+    """The requests of other models fail as well."""
+    models = ("--model", "demo", "--model", "demo-draft")
+    server = RunningServer(*models, "--watchdog", "2", fault=fault)
+    long = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    other = connect(server, {**long, "model": "demo-draft"}, "/v1/completions")
+    assert other.recv(10)
     connection = connect(server, {**FAULTY_BODY, "stream": True}, "/v1/completions")
     server.wait_for("exiting after a failure: ")
     ready = server.get("/ready")
     assert ready.status_code == 503
     assert "engine" in ready.json()["error"]["message"]
     server.reject("/v1/chat/completions", SHORT, 503)
-    received = read_all(connection)
-    assert b"The engine failed" in received
+    assert b"The engine failed" in read_all(connection)
+    assert read_all(other).endswith(b"0\r\n\r\n"), "the stream must be terminated"
     assert server.process.wait(30) == 1
     assert 'File "' in "".join(server.lines), "the log must contain a stack trace"

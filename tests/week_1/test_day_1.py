@@ -15,14 +15,11 @@ def test_task_1_softmax(device, dtype, axis):
     assert_close(softmax(x, axis), mx.softmax(x, axis=axis), f"softmax over axis {axis}")
 
 
-def test_task_1_softmax_subtracts_the_maximum_of_each_row(device, dtype):
+def test_task_1_softmax_is_stable(device, dtype):
     x = mx.array([[1000.0, 1000.0], [-1000.0, -1000.0]], dtype=dtype)
     assert softmax(x, -1).tolist() == [[0.5, 0.5]] * 2, (
         "expected 0.5 in a row far below the other one: subtract each row's own maximum"
     )
-
-
-def test_task_1_softmax_of_long_rows_sums_to_one(device, dtype):
     # A running sum of 4,096 ones stalls at 256 in bfloat16 and at 2,048 in float16.
     total = as_numpy(softmax(mx.zeros((1, 4096), dtype), -1)).sum()
     assert total == pytest.approx(1, abs=1e-3), (
@@ -54,11 +51,9 @@ def test_task_1_softmax_of_a_fully_masked_row_is_nan(device):
 @pytest.mark.parametrize("scale", [None, 0.3, 0.0])
 def test_task_1_attention(device, dtype, leading, masked, scale):
     L, S, D = 5, 9, 12
-    query = random(*leading, L, D, dtype=dtype)
-    key = random(*leading, S, D, dtype=dtype)
-    value = random(*leading, S, D, dtype=dtype)
+    arrays = query, key, value = [random(*leading, n, D, dtype=dtype) for n in (L, S, S)]
     mask = random(L, S, dtype=dtype) if masked else None
-    four = [x.reshape(1, -1, *x.shape[-2:]) for x in (query, key, value)]
+    four = [x.reshape(1, -1, *x.shape[-2:]) for x in arrays]
     expected = mx.fast.scaled_dot_product_attention(
         *four, scale=D**-0.5 if scale is None else scale, mask=mask
     ).reshape(*leading, L, D)
@@ -67,13 +62,17 @@ def test_task_1_attention(device, dtype, leading, masked, scale):
     assert actual.dtype == dtype
 
 
-def test_task_1_float32_mask_keeps_the_dtype(device):
+def test_task_1_additive_masks(device):
     query, key, value = (random(4, 6, dtype=mx.bfloat16) for _ in range(3))
     actual = scaled_dot_product_attention_simple(query, key, value, mask=random(4, 4))
     assert actual.dtype == mx.bfloat16, (
         f"expected the queries' dtype, bfloat16, got {actual.dtype}: a float32 mask promotes "
         "the scores to float32"
     )
+    query, key = mx.ones((1, 4)), mx.array([[0.0] * 4, [100.0] * 4])
+    mask = mx.array([[0.0, -mx.inf]])
+    actual = scaled_dot_product_attention_simple(query, key, mx.array([[1.0], [5.0]]), mask=mask)
+    assert actual.tolist() == [[1.0]], "expected the value of the visible key alone"
 
 
 @pytest.mark.parametrize("mask", ["causal", mx.ones((2, 2), dtype=mx.bool_)])
@@ -81,13 +80,6 @@ def test_task_1_incompatible_mask_is_rejected(mask):
     x = mx.zeros((2, 4))
     with pytest.raises(ValueError, match="must be a floating-point array to add"):
         scaled_dot_product_attention_simple(x, x, x, mask=mask)
-
-
-def test_task_1_infinite_mask_hides_a_large_score(device):
-    query, key = mx.ones((1, 4)), mx.array([[0.0] * 4, [100.0] * 4])
-    mask = mx.array([[0.0, -mx.inf]])
-    actual = scaled_dot_product_attention_simple(query, key, mx.array([[1.0], [5.0]]), mask=mask)
-    assert actual.tolist() == [[1.0]], "expected the value of the visible key alone"
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 5)])

@@ -52,14 +52,13 @@ def test_task_2_far_positions(device):
 
 
 @pytest.mark.parametrize(
-    ("positions", "message"),
-    [(slice(8, 11), "must be from 0 to 9"), (slice(2, 4), "3 consecutive positions")],
+    ("dims", "positions", "message"),
+    [
+        (8, slice(8, 11), "must be from 0 to 9"),
+        (8, slice(2, 4), "3 consecutive positions"),
+        (7, None, "must be even"),
+    ],
 )
-def test_task_2_invalid_positions(positions, message):
+def test_task_2_invalid_arguments(dims, positions, message):
     with pytest.raises(ValueError, match=message):
-        RoPE(8, seq_len=10)(mx.zeros((1, 3, 1, 8)), positions)
-
-
-def test_task_2_odd_head_size():
-    with pytest.raises(ValueError, match="must be even"):
-        RoPE(7, 10)
+        RoPE(dims, seq_len=10)(mx.zeros((1, 3, 1, 8)), positions)

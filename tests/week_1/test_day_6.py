@@ -35,11 +35,8 @@ def test_task_1_every_step_recomputes_the_whole_sequence():
     assert model.calls == [sequence[:end] for end in range(3, 7)], "no chat template is added"
 
 
-def test_task_1_prompt_may_be_token_ids():
+def test_task_1_prompt_and_max_tokens():
     assert simple_generate(scripted(b"hello"), ByteTokenizer(), [97, 115, 107]) == "hello"
-
-
-def test_task_1_max_tokens():
     assert simple_generate(scripted(b"hello"), ByteTokenizer(), PROMPT, max_tokens=3) == "hel"
 
 
@@ -48,9 +45,6 @@ def test_task_1_multi_token_characters():
     responses = responses_of(scripted(text.encode()))
     assert "".join(response.text for response in responses) == text
     assert all("\ufffd" not in response.text for response in responses)
-
-
-def test_task_1_incomplete_character_at_max_tokens():
     # The first byte of a two-byte character must not be dropped silently.
     model = scripted("é".encode())
     assert simple_generate(model, ByteTokenizer(), PROMPT, max_tokens=1) == "\ufffd"

@@ -68,12 +68,18 @@ def test_task_1_temperature_zero_is_argmax(device, dtype):
     assert with_filters(logprobs).tolist() == mx.argmax(logprobs, axis=-1).tolist()
 
 
-def test_task_1_top_p_keeps_the_token_crossing_the_threshold(device):
+def test_task_1_order_of_the_filters(device):
     p = np.array([0.1, 0.5, 0.15, 0.25])
     assert set(np.flatnonzero(draw(p, top_p=0.6))) == {1, 3}, (
         "expected the tokens with 0.5 and 0.25, because 0.5 alone is less than 0.6"
     )
     assert set(np.flatnonzero(draw(p, top_p=0.45))) == {1}
+    # The first token has 4/7 ≥ 0.55 of the mass of {0.4, 0.3}, but only 0.4 of the total.
+    drawn = set(np.flatnonzero(draw(np.array([0.4, 0.3, 0.2, 0.1]), top_k=2, top_p=0.55)))
+    assert drawn == {0}, "top-p must apply to the renormalized mass of the tokens kept by top-k"
+    # Before temperature, the first token alone reaches top_p. At temperature 5, it would not.
+    p = np.array([0.6, 0.2, 0.1, 0.1])
+    assert set(np.flatnonzero(draw(p, temp=5.0, top_p=0.5))) == {0}
 
 
 @pytest.mark.parametrize(
@@ -86,9 +92,13 @@ def test_task_1_top_p_keeps_the_smallest_set_with_the_mass(device, logprobs, top
     )
 
 
-def test_task_1_top_k_drops_ties(device):
+def test_task_1_ties(device):
     kept = mx.isfinite(apply_top_k(mx.full((1, 5), -2.0), 2)).sum().item()
     assert kept == 2, f"5 equal tokens, k = 2: expected 2, got {kept}"
+    logprobs = mx.log(mx.array([[0.2, 0.5, 0.3], [0.4, 0.2, 0.4]]))
+    actual = make_sampler(0).probabilities(logprobs).tolist()
+    expected = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]  # the lowest id in a tie
+    assert actual == expected, f"expected {expected}, got {actual}"
 
 
 @pytest.mark.parametrize("keep", [lambda x: apply_top_p(x, 0.6), lambda x: apply_top_k(x, 3)])
@@ -97,13 +107,6 @@ def test_task_1_filters_keep_the_log_probabilities(device, keep):
     filtered = keep(logprobs)
     expected = mx.where(mx.isfinite(filtered), logprobs, -mx.inf)
     assert filtered.tolist() == expected.tolist(), "expected unchanged values of the kept tokens"
-
-
-def test_task_1_no_mass_on_other_tokens_at_temperature_zero(device):
-    logprobs = mx.log(mx.array([[0.2, 0.5, 0.3], [0.4, 0.2, 0.4]]))
-    actual = make_sampler(0).probabilities(logprobs).tolist()
-    expected = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]  # the lowest id in a tie
-    assert actual == expected, f"expected {expected}, got {actual}"
 
 
 @pytest.mark.parametrize("temp", [0, 0.7])
@@ -116,18 +119,6 @@ def test_task_1_logits_are_float32(device, temp):
         assert_close(actual, exact, "logits: convert to float32, then divide")
 
 
-def test_task_1_top_p_applies_after_top_k(device):
-    # The first token has 4/7 ≥ 0.55 of the mass of {0.4, 0.3}, but only 0.4 of the total.
-    drawn = set(np.flatnonzero(draw(np.array([0.4, 0.3, 0.2, 0.1]), top_k=2, top_p=0.55)))
-    assert drawn == {0}, "top-p must apply to the renormalized mass of the tokens kept by top-k"
-
-
-def test_task_1_filters_apply_before_temperature(device):
-    # Before temperature, the first token alone reaches top_p. At temperature 5, it would not.
-    p = np.array([0.6, 0.2, 0.1, 0.1])
-    assert set(np.flatnonzero(draw(p, temp=5.0, top_p=0.5))) == {0}
-
-
 def test_task_1_rows_are_sampled_independently(device):
     rows = [distribution(seed) for seed in range(4)]
     options = {"temp": 0.9, "top_k": 5, "top_p": 0.8}
@@ -138,13 +129,10 @@ def test_task_1_rows_are_sampled_independently(device):
         assert_distributed(np.bincount(row, minlength=V), exact(p, **options))
 
 
-def test_task_1_samples_differ_between_steps(device):
+def test_task_1_state_of_a_sampler(device):
     sampler = make_sampler(1.0, seed=4)
     logprobs = mx.zeros((1, 50))
     assert len({sampler(logprobs).item() for _ in range(20)}) > 5
-
-
-def test_task_1_same_seed_reproduces_samples(device):
     logprobs = mx.zeros((3, 50))
 
     def draws(seed):
@@ -157,9 +145,6 @@ def test_task_1_same_seed_reproduces_samples(device):
     first = draws(None)
     mx.random.seed(1)
     assert first == draws(None), "a sampler without a seed must draw from MLX's global state"
-
-
-def test_task_1_input_is_unchanged(device):
     logprobs = mx.log(mx.array(distribution().astype(np.float32)))[None]
     before = np.array(logprobs)
     make_sampler(1.0, top_p=0.3, top_k=3, seed=0)(logprobs)
@@ -213,27 +198,21 @@ def test_task_2_shapes_broadcast(x_shape, y_shape):
     assert_close(kernels.axpby(x, y, 2.0, -1.0, stream=mx.cpu), 2.0 * x - y, "broadcast axpby")
 
 
-def test_task_2_transposed_and_strided_inputs():
+def test_task_2_strides_dtypes_and_infinity():
     x, y = random(6, 4).T, random(8, 12)[::2, ::2]
     assert_close(kernels.axpby(x, y, 2.0, 3.0, stream=mx.cpu), 2.0 * x + 3.0 * y, "strides")
-
-
-def test_task_2_dtypes_promote():
     x = mx.array([1.5, 2.5], dtype=mx.float16)
     assert kernels.axpby(x, mx.array([1, 2]), 1.0, 1.0, stream=mx.cpu).dtype == mx.float16
     integers = kernels.axpby(mx.array([1, 2]), mx.array([3, 4]), 0.5, 1.0, stream=mx.cpu)
     assert integers.dtype == mx.float32
     assert integers.tolist() == [3.5, 5.0]
-
-
-def test_task_2_nan_and_infinity_propagate():
     x = mx.array([mx.nan, mx.inf, -mx.inf])
     z = as_numpy(kernels.axpby(x, mx.ones(3), 1.0, 1.0, stream=mx.cpu))
     assert np.isnan(z[0])
     assert z[1:].tolist() == [np.inf, -np.inf]
 
 
-def test_task_2_gradients():
+def test_task_2_gradients_and_compilation():
     x, y = random(5), random(5)
     with mx.stream(mx.cpu):
 
@@ -247,27 +226,19 @@ def test_task_2_gradients():
         assert by_y.tolist() == [2.0] * 5
         assert mx.grad(lambda x: f(x, y).sum())(x).tolist() == [4.0] * 5
         assert mx.grad(lambda y: f(x, y).sum())(y).tolist() == [2.0] * 5
-
-
-@pytest.mark.parametrize("axes", [(0, 0), (1, 1), (0, None), (None, 1), (0, 1)])
-def test_task_2_vmap(axes):
-    x = random(3, 4) if axes[0] != 1 else random(4, 3)
-    y = random(3, 4) if axes[1] != 1 else random(4, 3)
-    if axes[0] is None:
-        x = random(4)
-    if axes[1] is None:
-        y = random(4)
-    with mx.stream(mx.cpu):
-        actual = mx.vmap(lambda x, y: kernels.axpby(x, y, 4.0, 2.0), in_axes=axes)(x, y)
-        expected = mx.vmap(lambda x, y: 4.0 * x + 2.0 * y, in_axes=axes)(x, y)
-    assert_close(actual, expected, f"vmap over {axes}")
-
-
-def test_task_2_compile():
     x, y = random(8), random(8)
     with mx.stream(mx.cpu):
         compiled = mx.compile(lambda x, y: mx.exp(kernels.axpby(x, y, 0.5, 0.25)))
         assert_close(compiled(x, y), mx.exp(0.5 * x + 0.25 * y), "compiled")
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (1, 1), (0, None), (None, 1), (0, 1)])
+def test_task_2_vmap(axes):
+    x, y = (random(*{0: (3, 4), 1: (4, 3), None: (4,)}[axis]) for axis in axes)
+    with mx.stream(mx.cpu):
+        actual = mx.vmap(lambda x, y: kernels.axpby(x, y, 4.0, 2.0), in_axes=axes)(x, y)
+        expected = mx.vmap(lambda x, y: 4.0 * x + 2.0 * y, in_axes=axes)(x, y)
+    assert_close(actual, expected, f"vmap over {axes}")
 
 
 def test_task_2_wrong_arguments():

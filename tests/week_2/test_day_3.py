@@ -22,9 +22,8 @@ from tiny_llm import (
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
 def test_task_3_readable_metal_kernel(bits, group_size, half, shape):
     scales, biases, _, _, a, b = problem(*shape, bits, group_size, half)
-    other = (
-        mx.float16 if half == mx.bfloat16 else mx.bfloat16
-    )  # a dtype of scales that only the readable kernel supports
+    # A dtype of scales that only the readable kernel supports.
+    other = mx.float16 if half == mx.bfloat16 else mx.bfloat16
     scales, biases = scales.astype(other), biases.astype(other)
     actual = reference_quantized(scales, biases, group_size, bits, a, b)
     expected = exact_quantized(scales, biases, a, b, group_size, bits)

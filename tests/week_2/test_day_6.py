@@ -82,7 +82,7 @@ def test_task_2_padding_and_idle_slots_are_masked(device):
     assert mask[2].tolist() == [[0] * 6 + [hidden], [0] * 7]
 
 
-def test_task_2_slot_reuse(device):
+def test_task_2_slots_are_reused_bounded_and_released(device):
     batch = BatchingKvCache(2, 64)
     batch.add_request(filled_cache(9), 0)
     batch.add_request(filled_cache(3), 1)
@@ -92,14 +92,17 @@ def test_task_2_slot_reuse(device):
     keys, _, _, mask = batch.update_and_fetch(new, new)
     assert keys.shape[2] == 4, "expected no trace of the slot's previous request"
     assert as_numpy(mask)[0, 0, 0].tolist() == [-np.inf, -np.inf, 0, 0]
-
-
-def test_task_2_buffers_hold_at_most_max_seq_len_tokens(device):
     batch = BatchingKvCache(2, max_seq_len=10)
     batch.add_request(filled_cache(4), 0)
     new = random(2, 2, 1, 8)
     capacity = batch.append(new, new)[0].shape[2]
     assert capacity <= 10, f"expected a capacity of at most max_seq_len=10 tokens, got {capacity}"
+    batch = BatchingKvCache(2, 64)
+    batch.add_request(filled_cache(4), 1)
+    batch.rewind(3)
+    assert batch.lengths[1] == 1
+    batch.release()
+    assert batch.lengths == [None, None]
 
 
 @pytest.mark.parametrize("L", [1, 2])
@@ -109,13 +112,9 @@ def test_task_2_fetch_with_all_slots_idle_is_rejected(L):
         BatchingKvCache(2, max_seq_len=10).update_and_fetch(new, new)
 
 
-def test_task_2_rewind_and_release(device):
-    batch = BatchingKvCache(2, 64)
-    batch.add_request(filled_cache(4), 1)
-    batch.rewind(3)
-    assert batch.lengths[1] == 1
-    batch.release()
-    assert batch.lengths == [None, None]
+def fetch(batch, rows: int, L: int, mask=None):
+    new = mx.zeros((rows, 2, L, 8))
+    return batch.update_and_fetch(keys=new, values=new, mask=mask)
 
 
 @pytest.mark.parametrize(
@@ -126,23 +125,10 @@ def test_task_2_rewind_and_release(device):
         (lambda batch: batch.add_request(filled_cache(11), 1), "at most 10 tokens, got 11"),
         (lambda batch: batch.remove_request(1), "slot 1 has no request"),
         (lambda batch: batch.remove_request(-1), "slot must be from 0 to 1, got -1"),
-        (
-            lambda batch: batch.update_and_fetch(mx.zeros((3, 2, 1, 8)), mx.zeros((3, 2, 1, 8))),
-            "expected 2 rows, one per slot, got 3",
-        ),
-        (
-            lambda batch: batch.update_and_fetch(mx.zeros((2, 2, 7, 8)), mx.zeros((2, 2, 7, 8))),
-            "slot 0 has 4 tokens; 7 more exceed max_seq_len 10",
-        ),
-        *(
-            (
-                lambda batch, mask=mask: batch.update_and_fetch(
-                    keys=mx.zeros((2, 2, 1, 8)), values=mx.zeros((2, 2, 1, 8)), mask=mask
-                ),
-                "the cache builds the mask",
-            )
-            for mask in (mx.zeros((1, 5)), "full")
-        ),
+        (lambda batch: fetch(batch, 3, 1), "expected 2 rows, one per slot, got 3"),
+        (lambda batch: fetch(batch, 2, 7), "slot 0 has 4 tokens; 7 more exceed max_seq_len 10"),
+        (lambda batch: fetch(batch, 2, 1, mx.zeros((1, 5))), "the cache builds the mask"),
+        (lambda batch: fetch(batch, 2, 1, "full"), "the cache builds the mask"),
     ],
 )
 def test_task_2_misuse_is_rejected_without_side_effects(action, message):

@@ -39,13 +39,12 @@ def test_task_3_batched_requests_in_the_model(device, lengths):
     for slot, prompt in enumerate(prompts):
         if prompt is None:
             continue
-        twin = model.create_kv_cache()
-        model(mx.array([prompt]), 0, twin)
+        single, twin = model.create_kv_cache(), model.create_kv_cache()
+        for cache in (single, twin):
+            model(mx.array([prompt]), 0, cache)
         expected[slot] = model(mx.array([[next_ids[slot]]]), len(prompt), twin)
-        single = model.create_kv_cache()
-        model(mx.array([prompt]), 0, single)
-        for layer, cache in enumerate(single):
-            caches[layer].add_request(cache, slot)
+        for layer, cache in zip(caches, single, strict=True):
+            layer.add_request(cache, slot)
     offsets = [0 if prompt is None else len(prompt) for prompt in prompts]
     logits = model(mx.array(next_ids)[:, None], offsets, caches)
     for slot, alone in expected.items():
@@ -116,9 +115,9 @@ def test_task_4_batched_text_equals_single_request_text(small_model, batch_size,
 
 
 def test_task_4_invalid_prompt_does_not_stop_the_batch(small_model):
-    outputs = dict(
-        batch_generate(small_model, ByteTokenizer(), ["ok", "y" * 90, "", "fine"], max_seq_len=30)
-    )
+    assert batch_generate(small_model, ByteTokenizer(), []) == []
+    prompts = ["ok", "y" * 90, "", "fine"]
+    outputs = dict(batch_generate(small_model, ByteTokenizer(), prompts, max_seq_len=30))
     assert outputs[0] == generate_alone(small_model, "ok", 30)
     assert outputs[1] == "[the prompt has 90 tokens, but max_seq_len is 30, including the output.]"
     assert outputs[2] == "[the prompt is empty; give at least one token.]"
@@ -147,10 +146,6 @@ def test_task_4_context_limit_covers_prompt_and_output(small_model, room):
 def test_task_4_invalid_arguments_are_rejected(small_model, prompts, options, message):
     with pytest.raises(UserError, match=message):
         BatchGeneration(small_model, ByteTokenizer(), prompts, **options)
-
-
-def test_task_4_no_prompts(small_model):
-    assert batch_generate(small_model, ByteTokenizer(), []) == []
 
 
 def test_task_4_finished_request_frees_its_slot(small_model):
@@ -206,15 +201,8 @@ def test_task_5_active_requests_decode_between_chunks(small_model):
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, [1, 5, 2, 9]])
 def test_task_4_max_tokens(small_model, max_tokens):
-    batch = BatchGeneration(
-        small_model,
-        ByteTokenizer(),
-        ["a", "b" * 9, "c", "d"],
-        60,
-        2,
-        max_tokens=max_tokens,
-        ignore_eos=True,
-    )
+    options, prompts = {"max_tokens": max_tokens, "ignore_eos": True}, ["a", "b" * 9, "c", "d"]
+    batch = BatchGeneration(small_model, ByteTokenizer(), prompts, 60, 2, **options)
     while not batch.is_done:
         batch.step()
     limits = max_tokens if isinstance(max_tokens, list) else [max_tokens] * 4
@@ -226,9 +214,8 @@ def test_task_4_ignore_eos(small_model):
         eos_token_ids = frozenset(range(256))
 
     for ignore_eos, count in ((False, 1), (True, 4)):
-        batch = BatchGeneration(
-            small_model, EndsImmediately(), ["a"], max_tokens=4, ignore_eos=ignore_eos
-        )
+        options = {"max_tokens": 4, "ignore_eos": ignore_eos}
+        batch = BatchGeneration(small_model, EndsImmediately(), ["a"], **options)
         while not batch.is_done:
             batch.step()
         assert batch.requests[0].num_tokens == count

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.paging import ShadowedCache, check_integrity
-from tests.support import assert_same_bits, random, tiny_model
+from tests.support import assert_equal, assert_same_bits, random, tiny_model
 from tiny_llm import (
     OutOfPagesError,
     Qwen3ModelWeek2,
@@ -31,9 +31,6 @@ def test_task_1_allocate_and_free():
     assert (pool.num_pages, pool.num_free_pages) == (5, 1)
     assert pool.allocate_page() == pages[3], "free pages must be reused before new ones"
     assert pool.num_pages == 5
-
-
-def test_task_1_double_free_is_rejected():
     pool = TinyKvPagedPool(page_size=4)
     page = pool.allocate_page()
     pool.free_page(page)
@@ -45,7 +42,7 @@ def test_task_1_double_free_is_rejected():
             pool.free_page(unknown)
 
 
-def test_task_1_exceeding_capacity_raises_actionable_error():
+def test_task_1_pages_of_a_bounded_pool():
     pool = TinyKvPagedPool(page_size=4, capacity=3)
     assert (pool.num_pages, pool.num_free_pages) == (3, 3)
     assert sorted([pool.allocate_page() for _ in range(3)]) == [0, 1, 2]
@@ -56,9 +53,6 @@ def test_task_1_exceeding_capacity_raises_actionable_error():
     for page in (1, 0, 2):
         pool.free_page(page)
     assert [pool.allocate_page() for _ in range(3)] == [2, 0, 1], "the page freed last comes first"
-
-
-def test_task_1_bounded_pool_has_as_many_pages_as_its_capacity():
     pool = TinyKvPagedPool(page_size=4, capacity=3)
     token = mx.ones((1, 2, 1, 8))
     pool.write_page_slice(pool.allocate_page(), 0, token, token)
@@ -102,7 +96,7 @@ def test_task_1_write_and_read(device, dtype, page_size):
     assert pool.key_pages.shape[0] >= 3
 
 
-def test_task_1_partial_write_leaves_rest_of_page():
+def test_task_1_partial_writes_and_growth():
     pool = TinyKvPagedPool(page_size=6)
     page = pool.allocate_page()
     key, value, new = (random(1, 2, n, 8) for n in (6, 6, 2))
@@ -110,6 +104,17 @@ def test_task_1_partial_write_leaves_rest_of_page():
     pool.write_page_slice(page, 3, new, new)
     expected = mx.concatenate([key[:, :, :3], new, key[:, :, 5:]], axis=2)
     assert_same_bits(pool.read_page(page)[0], expected, "slots 3 and 4")
+    pool, sizes = TinyKvPagedPool(page_size=2), set()
+    tokens = random(300, 2, 2, 8)
+    for number in range(300):
+        page = pool.allocate_page()
+        pool.write_page_slice(page, 0, tokens[number][None], tokens[number][None])
+        sizes.add(pool.key_pages.shape[0])
+    assert len(sizes) <= 10, "memory must grow in steps, not with every page"
+    for number in (0, 15, 16, 200, 299):
+        for part, what in enumerate(("keys", "values")):
+            same = pool.read_page(number)[part]
+            assert_same_bits(same, tokens[number][None], f"{what} of page {number}")
 
 
 def test_task_1_writing_a_token_does_not_copy_the_pool():
@@ -149,20 +154,6 @@ def test_task_1_writes_are_ordered_after_reads_of_previous_layer():
     assert pool.read_page(page)[0][0, 0, :4, 0].tolist() == [1, 2, 3, 4]
 
 
-def test_task_1_growing_preserves_contents_with_few_copies():
-    pool, sizes = TinyKvPagedPool(page_size=2), set()
-    tokens = random(300, 2, 2, 8)
-    for number in range(300):
-        page = pool.allocate_page()
-        pool.write_page_slice(page, 0, tokens[number][None], tokens[number][None])
-        sizes.add(pool.key_pages.shape[0])
-    assert len(sizes) <= 10, "memory must grow in steps, not with every page"
-    for number in (0, 15, 16, 200, 299):
-        for part, what in enumerate(("keys", "values")):
-            same = pool.read_page(number)[part]
-            assert_same_bits(same, tokens[number][None], f"{what} of page {number}")
-
-
 def test_task_1_misuse_is_rejected():
     for arguments, message in (
         ((0,), "page_size must be at least 1, got 0"),
@@ -174,26 +165,22 @@ def test_task_1_misuse_is_rejected():
     page, other = pool.allocate_page(), pool.allocate_page()
     pool.free_page(other)
     token = mx.zeros((1, 2, 1, 8))
+    half, head = token.astype(mx.float16), token[:, :1]
     with pytest.raises(ValueError, match="before the first write"):
         pool.read_page(page)
     pool.write_page_slice(page, 0, token, token)
-    for action, message in (
-        (lambda: pool.read_page(other), f"cannot read page {other}; it is free"),
-        (lambda: pool.write_page_slice(other, 0, token, token), "cannot write to page 1; it is"),
-        (lambda: pool.write_page_slice(page, 4, token, token), "do not fit into one page of 4"),
-        (lambda: pool.write_page_slice(page, -1, token, token), "do not fit into one page of 4"),
-        (lambda: pool.write_page_slice(page, 0, token, token[:, :1]), "must have the same shape"),
-        (
-            lambda: pool.write_page_slice(page, 0, token[:, :1], token[:, :1]),
-            "match the pages .2 heads of",
-        ),
-        (
-            lambda: pool.write_page_slice(page, 0, *[token.astype(mx.float16)] * 2),
-            "heads of size 8, mlx.core.float32",
-        ),
+    with pytest.raises(ValueError, match=f"cannot read page {other}; it is free"):
+        pool.read_page(other)
+    for arguments, message in (
+        ((other, 0, token, token), "cannot write to page 1; it is"),
+        ((page, 4, token, token), "do not fit into one page of 4"),
+        ((page, -1, token, token), "do not fit into one page of 4"),
+        ((page, 0, token, head), "must have the same shape"),
+        ((page, 0, head, head), "match the pages .2 heads of"),
+        ((page, 0, half, half), "heads of size 8, mlx.core.float32"),
     ):
         with pytest.raises(ValueError, match=message):
-            action()
+            pool.write_page_slice(*arguments)
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])
@@ -246,26 +233,20 @@ def test_task_2_misuse_is_rejected_without_side_effects():
     pool = TinyKvPagedPool(page_size=4, capacity=2)
     shadowed = ShadowedCache(pool)
     shadowed.append(3)
-    row, cache = mx.zeros((1, 2, 1, 8)), shadowed.cache
-    for action, error, message in (
-        (lambda: cache.rewind(4), ValueError, "cannot rewind by 4 tokens; it has 3"),
-        (lambda: cache.rewind(-1), ValueError, "cannot rewind by -1 tokens; it has 3"),
-        (lambda: cache.append(row, row[:, :1]), ValueError, "must have the same shape"),
-        (lambda: cache.append(row[:, :1], row[:, :1]), ValueError, "2 heads of size 8"),
-        (
-            lambda: cache.append(*[mx.zeros((2, 2, 1, 8))] * 2),
-            ValueError,
-            "must have 1 sequence, got 2",
-        ),
-        (
-            lambda: cache.update_and_fetch_paged(row, row, mask=mx.zeros((1, 4))),
-            ValueError,
-            "does not support array masks",
-        ),
-        (lambda: cache.append(*shadowed.new_tokens(6)), OutOfPagesError, "all 2 pages"),
+    row, head, two = (mx.zeros((B, H, 1, 8)) for B, H in ((1, 2), (1, 1), (2, 2)))
+    cache, error = shadowed.cache, (ValueError, OutOfPagesError)
+    for function, arguments, message in (
+        (cache.rewind, (4,), "cannot rewind by 4 tokens; it has 3"),
+        (cache.rewind, (-1,), "cannot rewind by -1 tokens; it has 3"),
+        (cache.append, (row, head), "must have the same shape"),
+        (cache.append, (head, head), "2 heads of size 8"),
+        (cache.append, (two, two), "must have 1 sequence, got 2"),
+        (cache.update_and_fetch_paged, (row, row, None, head), "does not support array masks"),
+        (cache.append, shadowed.new_tokens(6), "all 2 pages"),
     ):
-        with pytest.raises(error, match=message):
-            action()
+        with pytest.raises(error, match=message) as caught:
+            function(*arguments)
+        assert (caught.type is OutOfPagesError) == (message == "all 2 pages")
         check_integrity(pool, [shadowed])
     shadowed.append(5)
     check_integrity(pool, [shadowed])
@@ -364,9 +345,7 @@ def test_task_3_caches_of_all_layers_share_one_pool():
     owned = [page for layer in first for page in layer.page_ids]
     assert len(owned) == len(set(owned)) == model.num_hidden_layers
     assert [layer.offset for layer in first] == [len(IDS)] * 3
-    assert [layer.offset for layer in second] == [0] * 3, (
-        "expected offset 0: caches must have independent metadata"
-    )
+    assert_equal([layer.offset for layer in second], [0] * 3, "independent metadata, offset 0")
     for layer in first:
         layer.release()
     assert model.page_pool.num_free_pages == model.page_pool.num_pages

@@ -9,6 +9,7 @@ from tests.paging import ShadowedCache, check_integrity, cut_into_pages, padded,
 from tests.support import (
     ByteTokenizer,
     assert_close,
+    assert_equal,
     assert_same_bits,
     assert_same_completions,
     chat_prompt,
@@ -117,40 +118,39 @@ def test_task_1_allocation_is_all_or_nothing():
     assert batch.lengths == [1, 4, 5]
 
 
+def write(method, rows: int = 2, L: int = 1, D: int = 8, **options):
+    new = mx.zeros((rows, 2, L, D))
+    return method(new, new, **options)
+
+
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (lambda batch, new: batch.append(new, new), "paged requests have no buffer"),
-        (lambda batch, new: batch.update_and_fetch(new, new), "paged requests have no buffer"),
+        (lambda batch: write(batch.append), "paged requests have no buffer"),
+        (lambda batch: write(batch.update_and_fetch), "paged requests have no buffer"),
         (
-            lambda batch, new: batch.update_and_fetch_paged(new, new, mask=mx.zeros((1, 4))),
+            lambda batch: write(batch.update_and_fetch_paged, mask=mx.zeros((1, 4))),
             "paged attention does not support array masks",
         ),
+        (lambda batch: write(batch.update_and_fetch_paged, 1), "expected 2 rows, .* got 1"),
         (
-            lambda batch, new: batch.update_and_fetch_paged(new[:1], new[:1]),
-            "expected 2 rows, one per slot, got 1",
-        ),
-        (
-            lambda batch, new: batch.update_and_fetch_paged(*[mx.zeros((2, 2, 7, 8))] * 2),
+            lambda batch: write(batch.update_and_fetch_paged, L=7),
             "slot 0 has 4 tokens; 7 more exceed max_seq_len 10",
         ),
+        (lambda batch: write(batch.update_and_fetch_paged, D=9), "2 heads of size 8"),
+        (lambda batch: batch.add_request(TinyKvFullCache(), 1), "all dense or all in the"),
         (
-            lambda batch, new: batch.update_and_fetch_paged(*[mx.zeros((2, 2, 1, 9))] * 2),
-            "2 heads of size 8",
-        ),
-        (lambda batch, new: batch.add_request(TinyKvFullCache(), 1), "all dense or all in the"),
-        (
-            lambda batch, new: batch.add_request(ShadowedCache(TinyKvPagedPool()).cache, 1),
+            lambda batch: batch.add_request(TinyKvPagedCache(TinyKvPagedPool()), 1),
             "all dense or all in the pages of one pool",
         ),
-        (lambda batch, new: batch.add_request(batch._slots[0], 1), "already has a slot"),
-        (lambda batch, new: batch.add_request("cache", 1), "must be a TinyKvFullCache or a TinyKv"),
+        (lambda batch: batch.add_request(batch._slots[0], 1), "already has a slot"),
+        (lambda batch: batch.add_request("cache", 1), "must be a TinyKvFullCache or a TinyKv"),
     ],
 )
 def test_task_1_misuse_is_rejected_without_side_effects(action, message):
     batch, pool, shadowed_caches = batch_of([4, None], max_seq_len=10)
     with pytest.raises(ValueError, match=message):
-        action(batch, mx.zeros((2, 2, 1, 8)))
+        action(batch)
     assert batch.lengths == [4, None]
     check_integrity(pool, list(shadowed_caches.values()))
 
@@ -165,6 +165,11 @@ def test_task_1_dense_batch_has_no_pages():
         batch.update_and_fetch_paged(row, row)
 
 
+def attend_in_float32(query, key, value, scale=None, mask=None) -> mx.array:
+    arrays = (x.astype(mx.float32) for x in (query, key, value))
+    return scaled_dot_product_attention_grouped(*arrays, scale, mask).astype(query.dtype)
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 64, 100])
 @pytest.mark.parametrize("mask", ["causal", None])
 def test_task_2_equals_attention_to_each_sequence(dtype, page_size, mask):
@@ -172,22 +177,16 @@ def test_task_2_equals_attention_to_each_sequence(dtype, page_size, mask):
     pairs = sequences(lengths, D=16, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(3, 6, 3, 16, dtype=dtype)  # 3 query heads per key head
-    actual = paged_attention(
-        query, keys, values, padded(table), mx.array(lengths), page_size, mask=mask
-    )
+    pages = keys, values, padded(table)
+    actual = paged_attention(query, *pages, mx.array(lengths), page_size, mask=mask)
     for row, (k, v) in enumerate(pairs):
-        expected = scaled_dot_product_attention_grouped(
-            query[row].astype(mx.float32), k.astype(mx.float32), v.astype(mx.float32), mask=mask
-        ).astype(dtype)
+        expected = attend_in_float32(query[row], k, v, mask=mask)
         assert_close(actual[row], expected, f"sequence {row}", ulps=8)
         flash = flash_attention(query[row], k, v, mask=mask)
         assert_same_bits(actual[row], flash, f"sequence {row}, compared with flash attention")
     if mask == "causal":
         default = paged_attention(query, keys, values, padded(table), lengths, page_size)
         assert_same_bits(default, actual, "expected causal by default")
-
-
-def test_task_2_paged_attention_is_exported():
     assert attention.paged_attention is paged_attention
     assert attention.paged_attention_varlen is paged_attention_varlen
 
@@ -196,15 +195,8 @@ def test_task_2_idle_slot_is_zero_without_side_effects():
     batch, _, _ = batch_of([5, None, 9])
     key, value, query = random(3, 2, 1, 8), random(3, 2, 1, 8), random(3, 4, 1, 8)
     found = batch.update_and_fetch_paged(key, value, mask="causal")
-    out = paged_attention(
-        query,
-        found.key_pages,
-        found.value_pages,
-        found.block_table,
-        found.context_lens,
-        found.page_size,
-        mask=found.mask,
-    )
+    pages = found.key_pages, found.value_pages, found.block_table
+    out = paged_attention(query, *pages, found.context_lens, found.page_size, mask=found.mask)
     assert_close(out[1], mx.zeros_like(out[1]), "rows of an idle slot", ulps=0)
     assert mx.all(mx.isfinite(out)).item()
 
@@ -224,25 +216,19 @@ def test_task_2_reference_gathers_and_attends(dtype, page_size, mask):
         hidden = actual[row, :, :first]
         assert_close(hidden, mx.zeros_like(hidden), f"fully masked queries of sequence {row}")
         if lengths[row]:
-            expected = scaled_dot_product_attention_grouped(
-                *(x.astype(mx.float32) for x in (query[row, :, first:], k, v)), 0.3, mask
-            ).astype(dtype)
+            expected = attend_in_float32(query[row, :, first:], k, v, 0.3, mask)
             assert_close(actual[row, :, first:], expected, f"sequence {row}", ulps=8)
     assert_close(fast, actual, "kernel compared with the reference", ulps=16)
 
 
 def test_task_2_reference_computes_in_float32():
     # Scores are large and close, so bfloat16, whose spacing is 1/2 above 64, would be too coarse.
-    key, value = random(2, 300, 16, dtype=mx.bfloat16, scale=5), random(2, 300, 16)
-    value = value.astype(mx.bfloat16)
+    key, value = (random(2, 300, 16, dtype=mx.bfloat16, scale=scale) for scale in (5, 1))
     keys, values, table = cut_into_pages([(key, value)], 16)
     query = random(1, 4, 3, 16, dtype=mx.bfloat16, scale=5)
-    actual = paged_attention_reference(
-        query, keys, values, padded(table), mx.array([300]), 16, 0.25, None
-    )
-    expected = scaled_dot_product_attention_grouped(
-        *(x.astype(mx.float32) for x in (query[0], key, value)), 0.25
-    ).astype(mx.bfloat16)
+    pages = keys, values, padded(table), mx.array([300])
+    actual = paged_attention_reference(query, *pages, 16, 0.25, None)
+    expected = attend_in_float32(query[0], key, value, 0.25)
     assert actual.dtype == mx.bfloat16
     assert_close(actual[0], expected, "attention in float32, rounded once", ulps=2)
 
@@ -292,10 +278,8 @@ def test_task_3_logits_are_bitwise_equal_to_week_2(instruction_set, dtype, chunk
 def quantized_pair(page_size: int) -> tuple[Qwen3ModelWeek2, Qwen3ModelWeek3]:
     """Dense and paged models with the same weights."""
     mlx_model = tiny_quantized_model()
-    return (
-        Qwen3ModelWeek2(mlx_model, enable_flash_attn=True),
-        Qwen3ModelWeek3(mlx_model, page_size),
-    )
+    week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+    return week2, Qwen3ModelWeek3(mlx_model, page_size)
 
 
 @pytest.mark.parametrize("page_size", [3, 128])
@@ -324,9 +308,8 @@ def test_task_3_batch_is_bitwise_equal_to_single_requests(instruction_set, lengt
         mx.eval(together)
         for slot, prompt in enumerate(prompts):
             if prompt is not None:
-                expected = week2.next_token_logits(
-                    mx.array([ids[slot]]), offsets[slot], alone[slot]
-                )
+                ids_of_slot = mx.array([ids[slot]])
+                expected = week2.next_token_logits(ids_of_slot, offsets[slot], alone[slot])
                 assert_same_bits(together[slot], expected[0], f"slot {slot}, step {step}")
 
 
@@ -415,9 +398,8 @@ def test_task_4_same_output_as_week_2(small_pair, batch_size, prefill_step, seed
 
     def outputs(model):
         sampler = None if seed is None else make_sampler(1.0, top_p=0.9, seed=seed)
-        return batch_generate(
-            model, ByteTokenizer(), PROMPTS, 70, batch_size, prefill_step, sampler
-        )
+        sizes = 70, batch_size, prefill_step
+        return batch_generate(model, ByteTokenizer(), PROMPTS, *sizes, sampler)
 
     assert_same_completions(outputs(model), outputs(week2))
     assert_all_pages_are_free(model)
@@ -435,16 +417,14 @@ def test_task_4_invariants_hold_after_every_step(small_pair):
         for layer, cache in enumerate(batch._caches):
             for slot in live:
                 paged, request = cache._slots[slot], batch.slots[slot]
-                assert paged.offset == request.offset, (
-                    "context length must equal the tokens computed"
+                assert_equal(
+                    paged.offset, request.offset, "a context length of the tokens computed"
                 )
                 assert paged.num_pages == -(-paged.offset // 8)
                 owned += paged.page_ids
                 if request is joining:
                     kept = paged.page_ids[: len(pages[layer])]
-                    assert kept == pages[layer], (
-                        "a request must keep its pages when it joins the batch"
-                    )
+                    assert_equal(kept, pages[layer], "the request's pages before it joined")
         waiting = batch.prefilling.cache if batch.prefilling is not None else []
         owned += [page for layer in waiting for page in layer.page_ids]
         pool = model.page_pool

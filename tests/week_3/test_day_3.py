@@ -9,7 +9,14 @@ import pytest
 
 from tests.engine.scheduler_harness import GREEDY, add, run_random_workloads, scheduler, step
 from tests.paging import cut_into_pages, padded, sequences
-from tests.support import assert_close, assert_same_bits, random, tiny_model, tiny_quantized_model
+from tests.support import (
+    assert_close,
+    assert_equal,
+    assert_same_bits,
+    random,
+    tiny_model,
+    tiny_quantized_model,
+)
 from tiny_llm import (
     OutOfPagesError,
     PagedStorage,
@@ -43,11 +50,9 @@ def test_task_1_mixed_decode_and_prefill(dtype, page_size):
         query, keys, values, mx.array(ends), mx.array(lengths), padded(table), page_size
     )
     for s, (k, v) in enumerate(pairs):
-        own = query[ends[s] : ends[s + 1]].swapaxes(0, 1)
-        expected = flash_attention(own, k, v, mask="causal").swapaxes(0, 1)
-        assert_same_bits(
-            actual[ends[s] : ends[s + 1]], expected, f"{counts[s]} new tokens of {lengths[s]}"
-        )
+        own = slice(ends[s], ends[s + 1])
+        expected = flash_attention(query[own].swapaxes(0, 1), k, v, mask="causal").swapaxes(0, 1)
+        assert_same_bits(actual[own], expected, f"{counts[s]} new tokens of {lengths[s]}")
 
 
 def test_task_1_equal_lengths_match_paged_attention(dtype):
@@ -56,12 +61,10 @@ def test_task_1_equal_lengths_match_paged_attention(dtype):
     query = random(2, 5, 4, 16, dtype=dtype)  # B×L×H_q×D
     common = (padded(table), mx.array(lengths))
     expected = paged_attention(query.swapaxes(1, 2), keys, values, *common, 16, mask="causal")
-    actual = paged_attention_varlen(
-        query.reshape(10, 4, 16), keys, values, mx.array([0, 5, 10]), *common[::-1], 16
-    )
-    assert_same_bits(
-        actual.reshape(2, 5, 4, 16).swapaxes(1, 2), expected, "ragged and batched attention"
-    )
+    ragged_query, ends = query.reshape(10, 4, 16), mx.array([0, 5, 10])
+    actual = paged_attention_varlen(ragged_query, keys, values, ends, *common[::-1], 16)
+    actual = actual.reshape(2, 5, 4, 16).swapaxes(1, 2)
+    assert_same_bits(actual, expected, "ragged and batched attention")
 
 
 class Sequence:
@@ -120,14 +123,13 @@ def test_task_1_logits_are_bitwise_equal_to_single_sequences(instruction_set, pl
         starts = [sequence.computed for sequence in sequences]
         ids, batch = ragged(sequences, new_tokens)
         logits = model.ragged_logits(ids, batch, list(range(len(ids))), storage)
-        alone = [
-            e[s : s + new] for e, s, new in zip(expected, starts, new_tokens, strict=True) if new
-        ]
-        assert_same_bits(logits, mx.concatenate(alone), f"step with {new_tokens} new tokens")
+        spans = zip(expected, starts, new_tokens, strict=True)
+        alone = mx.concatenate([e[s : s + new] for e, s, new in spans if new])
+        assert_same_bits(logits, alone, f"step with {new_tokens} new tokens")
     assert [sequence.computed for sequence in sequences] == lengths
 
 
-def test_task_1_logits_of_selected_rows_only():
+def test_task_1_selected_rows_of_logits():
     model = Qwen3ModelWeek3(tiny_quantized_model(), 8)
     storage = model.create_paged_storage(4)
     ids, batch = ragged([Sequence(list(range(3, 23)), [2, 0, 3], 8)], [20])
@@ -136,10 +138,6 @@ def test_task_1_logits_of_selected_rows_only():
     some = model.ragged_logits(mx.array(ids), batch, mx.array([19, 4]), storage)
     assert_same_bits(some, everything[mx.array([19, 4])], "rows in the requested order")
     assert model.ragged_logits(ids, batch, [], storage).shape == (0, 131)
-
-
-def test_task_1_chunk_without_logits_is_still_written():
-    model = Qwen3ModelWeek3(tiny_quantized_model(), 8)
     storage = model.create_paged_storage(3)
     sequence = Sequence(list(range(3, 23)), [2, 0, 1], 8)
     ids, batch = ragged([sequence], [12])
@@ -176,9 +174,7 @@ def test_task_1_storage_is_written_in_place():
 
 
 def test_task_1_misuse_is_rejected():
-    with pytest.raises(
-        ValueError, match="3 tokens of 1 sequences require 3 entries of slot_mapping, got 2"
-    ):
+    with pytest.raises(ValueError, match="3 tokens of 1 .* 3 entries of slot_mapping, got 2"):
         RaggedBatch([0, 1, 2], [0, 1], [0, 3], [3], [[0]])
     with pytest.raises(ValueError, match="require 2 entries of cu_seqlens_q, got 3"):
         RaggedBatch([0, 1], [0, 1], [0, 1, 2], [2], [[0]])
@@ -191,10 +187,9 @@ def test_task_1_misuse_is_rejected():
     with pytest.raises(ValueError, match="ids must have shape \\(2,\\), .* got"):
         model.ragged_logits([1], batch, [0], storage)
     row, plan = mx.zeros((1, 2, 2, 16), mx.bfloat16), storage.plan(batch)
+    views = layer_cache_views(plan.attention_metadata, plan.buffers, 3)
     with pytest.raises(ValueError, match="for a ragged batch, got None"):
-        layer_cache_views(plan.attention_metadata, plan.buffers, 3)[0].update_and_fetch_paged(
-            row, row
-        )
+        views[0].update_and_fetch_paged(row, row)
 
 
 def test_task_1_kv_bytes_per_token():
@@ -290,36 +285,27 @@ def request_of(length: int) -> EngineRequest:
 def test_task_2_admission_shares_pages_and_allocates_the_rest():
     pages, cache = pages_with_cached_prompt(6)
     request = request_of(14)
-    assert pages.admit(request, cache.path, reserve=0), (
-        "expected admission: 2 new pages are needed and 4 are free"
-    )
+    admitted = pages.admit(request, cache.path, reserve=0)
+    assert admitted, "expected admission: 2 new pages are needed and 4 are free"
     shared = [node.page for node in cache.path]
-    expected = [*shared, 2, 3]
-    assert list(request.page_ids) == expected, "expected the shared pages, then new ones"
-    assert request.num_shared == 2, "expected the path's 2 pages to be shared"
-    assert request.num_computed == 8, "expected 8 computed tokens, those of the 2 shared pages"
+    assert_equal(list(request.page_ids), [*shared, 2, 3], "the shared pages, then new ones")
+    assert_equal(request.num_shared, 2, "the path's 2 pages to be shared")
+    assert_equal(request.num_computed, 8, "8 computed tokens, those of the 2 shared pages")
     assert request.last_node is cache.path[-1], "expected the path's last node as last_node"
     readers = list(cache.readers.values())
-    assert readers == [1, 1], "expected one acquire(path), so one reader per shared page"
+    assert_equal(readers, [1, 1], "one acquire(path), so one reader per shared page")
     assert pages.allocator.num_free == 2
-
-
-def test_task_2_admission_without_a_hit_starts_at_the_root():
+    # Without a hit, the request starts at the root.
     pages, cache = pages_with_cached_prompt(6)
     request = request_of(5)
-    assert pages.admit(request, [], reserve=0), (
-        "expected admission: 2 new pages are needed and 4 are free"
-    )
-    assert list(request.page_ids) == [2, 3], "expected 2 new pages for 5 tokens"
-    assert (request.num_shared, request.num_computed) == (0, 0), (
-        "expected no shared or computed tokens"
-    )
-    assert request.last_node is cache.root, (
-        "expected root_of(adapter), the parent of the first page"
-    )
+    admitted = pages.admit(request, [], reserve=0)
+    assert admitted, "expected admission: 2 new pages are needed and 4 are free"
+    assert_equal(list(request.page_ids), [2, 3], "2 new pages for 5 tokens")
+    assert_equal((request.num_shared, request.num_computed), (0, 0), "no shared, computed tokens")
+    assert request.last_node is cache.root, "expected root_of(adapter), the first page's parent"
 
 
-def test_task_2_new_pages_do_not_evict_the_shared_ones():
+def test_task_2_admission_keeps_shared_pages_and_the_reserve():
     pages, cache = pages_with_cached_prompt(4)
     request = request_of(17)  # needs 5 pages, but the pool has 4
     assert not pages.admit(request, cache.path, reserve=0), (
@@ -328,6 +314,10 @@ def test_task_2_new_pages_do_not_evict_the_shared_ones():
     )
     evicted = [node.page for node in cache.path if node not in cache.readers]
     assert evicted == [], f"evicted pages {evicted}, which the request was about to share"
+    pages, cache = pages_with_cached_prompt(4)
+    admitted = pages.admit(request_of(11), cache.path, reserve=1)
+    assert admitted, "expected admission: 1 new page and 1 in reserve do not exceed 2 free pages"
+    assert pages.allocator.num_free == 1, "expected the reserve to stay free"
 
 
 @pytest.mark.parametrize(("length", "reserve"), [(17, 0), (16, 1)])
@@ -345,14 +335,6 @@ def test_task_2_refused_admission_changes_nothing(length, reserve):
     assert pages.allocator.num_free == 2, "expected no allocation"
 
 
-def test_task_2_admission_keeps_the_reserve():
-    pages, cache = pages_with_cached_prompt(4)
-    assert pages.admit(request_of(11), cache.path, reserve=1), (
-        "expected admission: 1 new page and 1 in reserve do not exceed 2 free pages"
-    )
-    assert pages.allocator.num_free == 1, "expected the reserve to stay free"
-
-
 def without_sharing(**changes) -> Scheduler:
     return scheduler(enable_prefix_caching=False, **changes)
 
@@ -361,10 +343,13 @@ def test_task_3_step_mixes_decode_and_prefill():
     sched = without_sharing(max_num_batched_tokens=8)
     add(sched, "a", 5)
     add(sched, "b", 12, first=50)
-    assert step(sched) == [("a", 0, 5, 0), ("b", 0, 3, 0)]
-    assert step(sched) == [("a", 5, 6, 0), ("b", 3, 10, 0)]
-    assert step(sched) == [("a", 6, 7, 0), ("b", 10, 12, 0)]
-    assert step(sched) == [("a", 7, 8, 0), ("b", 12, 13, 0)]
+    for expected in (
+        [("a", 0, 5, 0), ("b", 0, 3, 0)],
+        [("a", 5, 6, 0), ("b", 3, 10, 0)],
+        [("a", 6, 7, 0), ("b", 10, 12, 0)],
+        [("a", 7, 8, 0), ("b", 12, 13, 0)],
+    ):
+        assert step(sched) == expected
 
 
 def test_task_3_fcfs_admission_within_memory():
@@ -372,14 +357,12 @@ def test_task_3_fcfs_admission_within_memory():
     add(sched, "large", 16, max_tokens=2)
     add(sched, "larger", 20, max_tokens=2)
     add(sched, "small", 1, max_tokens=2, first=99)
-    assert [chunk[0] for chunk in step(sched)] == ["large"], (
-        "'small' would fit, but must wait for 'large'"
-    )
-    assert [chunk[0] for chunk in step(sched)] == ["large"]
-    assert [chunk[0] for chunk in step(sched)] == ["larger"]
+    hint = "'small', which would fit, to wait for 'larger'"
+    for name in ("large", "large", "larger"):
+        assert_equal([chunk[0] for chunk in step(sched)], [name], hint)
 
 
-def test_task_3_oversized_request_is_rejected_with_reason():
+def test_task_3_requests_that_do_not_fit():
     sched = without_sharing(num_pages=2, page_size=4)
     # The error names the remaining capacity, 4 output tokens.
     with pytest.raises(UserError, match=r"\b4\b"):
@@ -388,16 +371,12 @@ def test_task_3_oversized_request_is_rejected_with_reason():
         add(sched, "b", 0)
     add(sched, "c", 5, max_tokens=4)
     assert [chunk[0] for chunk in step(sched)] == ["c"], "other requests must continue"
-
-
-def test_task_3_prompt_counts_toward_the_context():
     sched = without_sharing(max_seq_len=10)
     with pytest.raises(UserError, match="at most 4 for this prompt"):
         add(sched, "too long", 6, max_tokens=5)
     add(sched, "fits", 6, max_tokens=4)
-    assert add(sched, "open", 7, max_tokens=None).max_tokens == 3, (
-        "expected the default max_tokens to be the remaining 3 of 10 tokens"
-    )
+    default = add(sched, "open", 7, max_tokens=None).max_tokens
+    assert_equal(default, 3, "the default max_tokens to be the remaining 3 of 10 tokens")
 
 
 def test_task_3_at_most_max_num_seqs_run():
@@ -424,25 +403,19 @@ def test_task_3_one_page_per_running_request_is_reserved():
     sched = without_sharing(num_pages=5, page_size=4, max_num_batched_tokens=64)
     add(sched, "runs", 8, max_tokens=3)
     add(sched, "waits", 12, max_tokens=2, first=50)
-    assert [chunk[0] for chunk in step(sched)] == ["runs"], (
-        "expected 'waits' not to be admitted: 3 pages are free, but 1 is reserved for 'runs'"
-    )
-    assert [chunk[0] for chunk in step(sched)] == ["runs"]
+    for _ in range(2):
+        hint = "'waits' not to be admitted: 3 pages are free, but 1 is reserved for 'runs'"
+        assert_equal([chunk[0] for chunk in step(sched)], ["runs"], hint)
     assert sched.num_preemptions == 0
     while sched.has_requests:
         step(sched)
     assert sched.pages.allocator.num_free == 5
-
-
-def test_task_3_two_running_requests_reserve_two_pages():
     sched = without_sharing(num_pages=8, page_size=4, max_num_batched_tokens=64)
     add(sched, "runs", 8, max_tokens=3)
     add(sched, "too", 8, max_tokens=3, first=30)
     add(sched, "waits", 12, max_tokens=2, first=60)
-    assert [chunk[0] for chunk in step(sched)] == ["runs", "too"], (
-        "expected 'waits' not to be admitted: 4 pages are free, it needs 3, and 2 are reserved, "
-        "one for each running request"
-    )
+    hint = "'waits' not to be admitted: it needs 3 of 4 free pages, but 2 are reserved"
+    assert_equal([chunk[0] for chunk in step(sched)], ["runs", "too"], hint)
 
 
 class NothingCached(OnePrompt):

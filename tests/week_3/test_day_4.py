@@ -26,9 +26,13 @@ def pages_of(path: Sequence[PrefixNode]) -> list[int]:
     return [node.page for node in path]
 
 
+def empty_cache(num_pages: int, page_size: int) -> tuple[PageAllocator, PrefixCache]:
+    allocator = PageAllocator(num_pages)
+    return allocator, PrefixCache(allocator, page_size)
+
+
 def test_task_1_lookup_matches_the_whole_prefix():
-    allocator = PageAllocator(8)
-    cache = PrefixCache(allocator, 4)
+    allocator, cache = empty_cache(8, 4)
     [page], [next_page] = allocator.allocate(), allocator.allocate()
     node = cache.insert(cache.root, tuple("abcd"), page)
     cache.insert(node, tuple("efgh"), next_page)
@@ -40,8 +44,7 @@ def test_task_1_lookup_matches_the_whole_prefix():
 
 
 def test_task_1_inserted_page_is_owned_by_the_tree_too():
-    allocator = PageAllocator(4)
-    cache = PrefixCache(allocator, 2)
+    allocator, cache = empty_cache(4, 2)
     [page] = allocator.allocate()
     node = cache.insert(cache.root, (1, 2), page)
     assert (node.page, node.tokens) == (page, (1, 2)), "expected a node of the inserted page"
@@ -64,8 +67,7 @@ def test_task_1_duplicate_page_is_freed_and_existing_one_acquired():
 
 
 def test_task_2_least_recently_used_page_is_evicted():
-    allocator = PageAllocator(4)
-    cache = PrefixCache(allocator, 2)
+    allocator, cache = empty_cache(4, 2)
     nodes = [
         cache.insert(cache.root, tokens, allocator.allocate()[0]) for tokens in ((1, 2), (3, 4))
     ]
@@ -74,16 +76,14 @@ def test_task_2_least_recently_used_page_is_evicted():
     cache.acquire(cache.match((1, 2, 9)))
     cache.release(nodes[0])
     assert cache.evict(1) == 1
-    assert pages_of(cache.match((1, 2, 9))) == [nodes[0].page], (
-        "expected (1, 2) to be kept: it was used most recently"
-    )
+    kept = pages_of(cache.match((1, 2, 9)))
+    assert_equal(kept, [nodes[0].page], "(1, 2) to be kept: it was used most recently")
     assert cache.match((3, 4, 9)) == [], "an evicted page must not match"
     assert allocator.num_free == 3, "the evicted page must be free"
 
 
 def test_task_2_leaf_is_evicted_before_its_parent():
-    allocator = PageAllocator(8)
-    cache = PrefixCache(allocator, 4)
+    allocator, cache = empty_cache(8, 4)
     page, next_page = allocator.allocate(2)
     node = cache.insert(cache.root, tuple("abcd"), page)
     node = cache.insert(node, tuple("efgh"), next_page)
@@ -95,15 +95,12 @@ def test_task_2_leaf_is_evicted_before_its_parent():
 
 
 def test_task_2_referenced_page_is_not_evicted():
-    allocator = PageAllocator(3)
-    cache = PrefixCache(allocator, 2)
+    allocator, cache = empty_cache(3, 2)
     first, second = allocator.allocate(2)
     node = cache.insert(cache.root, (1, 2), first)
     cache.release(cache.insert(cache.root, (3, 4), second))
     cache.acquire(cache.match((3, 4, 5)))
-    assert cache.evict(2) == 0, (
-        "expected no eviction: `node` and the match of (3, 4) reference both pages"
-    )
+    assert_equal(cache.evict(2), 0, "no eviction: `node` and the match of (3, 4) have references")
     cache.release(node)
     cache.check_integrity()
     assert cache.evict(2) == 1, "expected the eviction of page `first`, which has no reference"
@@ -113,17 +110,14 @@ def test_task_2_referenced_page_is_not_evicted():
 
 
 def test_task_2_duplicate_pages_are_merged():
-    allocator = PageAllocator(4)
-    cache = PrefixCache(allocator, 2)
+    allocator, cache = empty_cache(4, 2)
     first, second = allocator.allocate(2)
     node = cache.insert(cache.root, (1, 2), first)
     again = cache.insert(cache.root, (1, 2), second)
     assert again.page == node.page, "the second request must use the first one's page"
     assert again is node
     assert allocator.num_free == 3, "the duplicate page must be freed"
-    assert allocator.ref_count(first) == 3, (
-        "expected three owners: the prefix tree and two requests"
-    )
+    assert_equal(allocator.ref_count(first), 3, "three owners: the prefix tree and two requests")
     cache.release(node)
     assert cache.num_evictable == 0, "expected no evictable page: one request references the node"
     cache.release(again)
@@ -152,9 +146,7 @@ def test_task_2_cache_hit_is_bitwise_equal(on_cpu, demo):
     [same] = llm.generate(prompt, params)
     [part] = llm.generate(other, params)
     [alone] = LLM(demo, kv_cache_bytes=2**24, enable_prefix_caching=False).generate(other, params)
-    assert cold.num_cached_tokens == alone.num_cached_tokens == 0, (
-        "expected no cached tokens at first"
-    )
+    assert cold.num_cached_tokens == alone.num_cached_tokens == 0, "expected none at first"
     hits = same.num_cached_tokens, part.num_cached_tokens
     assert hits[0] > hits[1] > 24, f"expected a longer hit for the same prompt, got {hits}"
     for what, cached, computed in (("a full hit", same, cold), ("a partial hit", part, alone)):
@@ -163,9 +155,8 @@ def test_task_2_cache_hit_is_bitwise_equal(on_cpu, demo):
 
 
 def test_task_3_youngest_request_is_preempted_and_resumed():
-    sched = scheduler(
-        num_pages=4, page_size=4, max_num_batched_tokens=16, enable_prefix_caching=False
-    )
+    limits = {"num_pages": 4, "page_size": 4, "max_num_batched_tokens": 16}
+    sched = scheduler(**limits, enable_prefix_caching=False)
     old, young = add(sched, "old", 7, max_tokens=8), add(sched, "young", 3, max_tokens=8, first=50)
     while sched.num_preemptions == 0:
         step(sched)
@@ -175,36 +166,31 @@ def test_task_3_youngest_request_is_preempted_and_resumed():
     token_ids = list(young.token_ids)
     while not old.is_done:
         step(sched)
-    assert step(sched) == [("young", 0, len(token_ids), 0)], (
-        "expected prompt and output to be recomputed"
-    )
+    recomputed = [("young", 0, len(token_ids), 0)]
+    assert_equal(step(sched), recomputed, "prompt and output to be recomputed")
     while sched.has_requests:
         step(sched)
-    assert young.token_ids[young.num_prompt_tokens :] == [77] * 8, (
-        "the output must survive preemption"
-    )
+    output = young.token_ids[young.num_prompt_tokens :]
+    assert_equal(output, [77] * 8, "the output to survive preemption")
     assert sched.pages.allocator.num_free == 4
 
 
 def test_task_3_no_admission_in_a_preempting_step():
     # Preempting "young" also frees its draft pages, so it could be readmitted at once.
-    sched = scheduler(
-        num_pages=7, page_size=2, max_num_batched_tokens=64, enable_prefix_caching=False
-    )
+    limits = {"num_pages": 7, "page_size": 2, "max_num_batched_tokens": 64}
+    sched = scheduler(**limits, enable_prefix_caching=False)
     add(sched, "old", 1, max_tokens=3)
     sched.update_draft_tokens(add(sched, "young", 6, max_tokens=7, first=50), [5] * 8)
     while sched.num_preemptions == 0:
         chunks = step(sched)
-    assert [chunk[0] for chunk in chunks] == ["old"], (
-        "'young' was preempted and readmitted in one step"
-    )
+    names = [chunk[0] for chunk in chunks]
+    assert_equal(names, ["old"], "'young' not to be readmitted in the step that preempted it")
 
 
 def test_task_3_random_workloads():
-    preempted = run_random_workloads(500)
-    assert preempted > 20, f"expected many preemptions in 500 workloads, got {preempted}"
-    preempted = run_random_workloads(200, page_size=1, num_pages=28)
-    assert preempted > 20, f"expected many preemptions with pages of 1 token, got {preempted}"
+    for count, options in ((500, {}), (200, {"page_size": 1, "num_pages": 28})):
+        preempted = run_random_workloads(count, **options)
+        assert preempted > 20, f"expected many preemptions in {count} workloads, got {preempted}"
 
 
 def test_task_3_preempted_request_is_bitwise_equal(on_cpu, demo):
@@ -225,10 +211,7 @@ def test_task_3_preempted_request_is_bitwise_equal(on_cpu, demo):
     assert num_tight > 0, "3 requests of 60 tokens exceed 104: expected preemptions, got 0"
     for number, (actual, expected) in enumerate(zip(tight, ample, strict=True)):
         (tokens, logprobs), (expected_tokens, expected_logprobs) = actual, expected
-        assert tokens == expected_tokens, (
-            f"request {number}: expected the same output with and without preemption; its tokens, "
-            "seed and position must survive `_preempt`"
-        )
-        assert logprobs == expected_logprobs, (
-            f"request {number}: logprobs differ: are keys recomputed at the right positions?"
-        )
+        hint = f"request {number}'s output, as tokens, seed and position survive `_preempt`"
+        assert_equal(tokens, expected_tokens, hint)
+        hint = f"request {number}'s logprobs: are keys recomputed at the right positions?"
+        assert_equal(logprobs, expected_logprobs, hint)

@@ -7,7 +7,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import ByteTokenizer, as_numpy, assert_distributed, chat_prompt, tiny_model
+from tests.support import (
+    ByteTokenizer,
+    as_numpy,
+    assert_distributed,
+    assert_equal,
+    chat_prompt,
+    tiny_model,
+)
 from tiny_llm import (
     Qwen3ModelWeek2,
     Qwen3ModelWeek3,
@@ -58,9 +65,7 @@ class TableModel:
     def __call__(self, inputs, offset, cache):
         assert offset == len(cache[0].tokens), "offset must equal the number of cached tokens"
         assert offset + inputs.shape[1] <= self.max_seq_len, "the sequence exceeds max_seq_len"
-        assert inputs.size, (
-            "expected new token ids, got none; does the cache hold the whole sequence?"
-        )
+        assert inputs.size, "expected token ids, got none; does the cache hold the whole sequence?"
         assert mx.issubdtype(inputs.dtype, mx.integer), f"expected token ids, got {inputs.dtype}"
         history = cache[0].tokens
         self.calls.append(inputs.shape[1])
@@ -76,6 +81,9 @@ def random_table(V: int, seed: int, scale: float = 1.5, width: int | None = None
     table = np.random.default_rng(seed).normal(size=(64, 64, V)) * scale
     padding = np.full(max(0, (width or V) - V), 0.5)
     return lambda before, token: np.append(table[before, token], padding)[:width]
+
+
+BYTES = ByteTokenizer(), ByteTokenizer()
 
 
 def tokens_of(decode, model, prompt, sampler, count: int) -> list[int]:
@@ -112,12 +120,8 @@ def test_task_1_accepted_drafts_save_steps_and_rejected_cost_none(device):
         assert decode.statistics.target_steps == steps
         assert decode.statistics.num_accepted_tokens == accepted
         assert decode.statistics.num_draft_tokens == 4 * (steps - 1)
-        assert model.calls == [3] + [5] * (steps - 1), (
-            "expected the prompt's 3 tokens, then 5 per step: the last token and 4 draft tokens"
-        )
-
-
-def test_task_1_statistics_text():
+        hint = "the prompt's 3 tokens, then 5 per step: the last token and 4 draft tokens"
+        assert_equal(model.calls, [3] + [5] * (steps - 1), hint)
     decode = SpeculativeDecoding(TableModel(random_table(9, seed=1)))
     assert str(decode.statistics) == "draft tokens: 0 of 0 accepted, 0 target steps"
     tokens_of(decode, TableModel(random_table(9, seed=1)), [1], make_sampler(0), 6)
@@ -131,16 +135,8 @@ def test_task_1_real_models_with_a_cache(device, num_drafts):
     for draft_model in (draft, model):
         for prompt in ("a", "hello", "a longer prompt, to be prefilled at once"):
             expected = simple_generate_with_kv_cache(model, ByteTokenizer(), prompt, max_tokens=30)
-            actual = speculative_generate(
-                draft_model,
-                model,
-                ByteTokenizer(),
-                ByteTokenizer(),
-                prompt,
-                num_drafts=num_drafts,
-                max_tokens=30,
-            )
-            assert actual == expected
+            arguments = draft_model, model, *BYTES, prompt, None, num_drafts
+            assert speculative_generate(*arguments, max_tokens=30) == expected
 
 
 @pytest.fixture(scope="module")
@@ -181,17 +177,13 @@ def test_task_1_paged_cache_same_text_and_no_leak():
     week2 = Qwen3ModelWeek2(oracle, enable_flash_attn=True)
     model = Qwen3ModelWeek3(oracle, page_size=4)
     draft = Qwen3ModelWeek3(tiny_model(vocab_size=250, num_hidden_layers=1), page_size=4)
-    tokenizer = ByteTokenizer()
     for prompt in ("a", "hello", "a longer prompt, to be prefilled at once"):
-        expected = simple_generate_with_kv_cache(week2, tokenizer, prompt, max_tokens=30)
+        expected = simple_generate_with_kv_cache(week2, ByteTokenizer(), prompt, max_tokens=30)
         for num_drafts in (1, 4, 7):
             for draft_model in (draft, model):
-                actual = speculative_generate(
-                    draft_model, model, tokenizer, tokenizer, prompt, None, num_drafts, 30
-                )
-                assert actual == expected, (
-                    f"{num_drafts} draft tokens per step: expected the same output as without"
-                )
+                arguments = draft_model, model, *BYTES, prompt, None, num_drafts
+                actual = speculative_generate(*arguments, max_tokens=30)
+                assert_equal(actual, expected, f"{num_drafts} drafts per step: the same output")
                 for pool in (model.page_pool, draft.page_pool):
                     assert pool.num_free_pages == pool.num_pages, "a page leaked"
 
@@ -216,36 +208,29 @@ def test_task_1_accepted_eos_draft_ends_generation(device, end):
 
     text = "".join(chr(64 + i) for i in range(1, end + 1))
     draft, model = TableModel(logits_of), TableModel(logits_of)
-    arguments = (draft, model, ByteTokenizer(), ByteTokenizer(), "@")
-    assert speculative_generate(*arguments) == text
+    assert speculative_generate(draft, model, *BYTES, "@") == text
     assert draft.caches[0].released
     assert model.caches[0].released
 
 
+def successor(before, token):
+    return 10.0 * np.eye(256)[token + 1]
+
+
 @pytest.mark.parametrize("max_tokens", range(1, 12))
 def test_task_1_max_tokens_is_exact(device, max_tokens):
-    def logits_of(before, token):
-        return 10.0 * np.eye(256)[token + 1]
-
-    draft, model = TableModel(logits_of), TableModel(logits_of)
-    arguments = (draft, model, ByteTokenizer(), ByteTokenizer(), "@")
-    text = speculative_generate(*arguments, max_tokens=max_tokens)
+    draft, model = TableModel(successor), TableModel(successor)
+    text = speculative_generate(draft, model, *BYTES, "@", max_tokens=max_tokens)
     assert text == "".join(chr(65 + i) for i in range(max_tokens))
 
 
 @pytest.mark.parametrize("draft_context", [1, 4, 5, 6, 7, 11, 12, 40])
 @pytest.mark.parametrize("num_drafts", [1, 3, 8])
 def test_task_1_max_seq_len_of_both_models(device, num_drafts, draft_context):
-    def logits_of(before, token):
-        return 10.0 * np.eye(256)[token + 1]
-
     # TableModel rejects positions beyond max_seq_len.
-    draft, model = TableModel(logits_of, draft_context), TableModel(logits_of, 12)
-    tokenizer = ByteTokenizer()
-    text = speculative_generate(draft, model, tokenizer, tokenizer, "=>?@", num_drafts=num_drafts)
-    assert text == "ABCDEFGH", (
-        "expected 8 tokens, because 4 prompt tokens and 8 more fill the target's context"
-    )
+    draft, model = TableModel(successor, draft_context), TableModel(successor, 12)
+    text = speculative_generate(draft, model, *BYTES, "=>?@", num_drafts=num_drafts)
+    assert_equal(text, "ABCDEFGH", "8 tokens, as 4 prompt tokens and 8 fill the target's context")
 
 
 class WordTokenizer(ByteTokenizer):
@@ -256,33 +241,35 @@ class WordTokenizer(ByteTokenizer):
         return {word: index for index, word in enumerate(self.words)}
 
 
-def test_task_1_mismatched_tokenizers_are_rejected():
-    model = TableModel(random_table(256, seed=1))
-    pair = WordTokenizer("a", "b", "c"), WordTokenizer("a", "x", "c")
-    with pytest.raises(UserError, match="differ at token 1 .* must share one vocabulary"):
-        speculative_generate(model, model, *pair, "hello")
-    with pytest.raises(UserError, match="have 1 and 2 tokens, .* at token 1 \\('b'\\)"):
-        speculative_generate(model, model, WordTokenizer("a"), WordTokenizer("a", "b"), "hello")
-
-
 class UppercaseTokenizer(WordTokenizer):
     def encode(self, text: str) -> list[int]:
         return super().encode(text.upper())
 
 
-def test_task_1_mismatched_encodings_are_rejected():
-    model = TableModel(random_table(256, seed=1))
-    pair = UppercaseTokenizer("a", "b"), WordTokenizer("a", "b")
-    with pytest.raises(UserError, match="they encode .* draft and target must share one tokenizer"):
-        speculative_generate(model, model, *pair, "hello")
+def with_end_tokens(*tokens: int) -> WordTokenizer:
+    tokenizer = WordTokenizer("a", "b")
+    tokenizer.eos_token_ids = set(tokens)
+    return tokenizer
 
 
-def test_task_1_mismatched_end_tokens_are_rejected():
+@pytest.mark.parametrize(
+    ("draft", "target", "message"),
+    [
+        (WordTokenizer("a", "b", "c"), WordTokenizer("a", "x", "c"),
+         "differ at token 1 .* must share one vocabulary"),
+        (WordTokenizer("a"), WordTokenizer("a", "b"),
+         r"have 1 and 2 tokens, .* at token 1 \('b'\)"),
+        (UppercaseTokenizer("a", "b"), WordTokenizer("a", "b"),
+         "they encode .* draft and target must share one tokenizer"),
+        (with_end_tokens(5), with_end_tokens(5, 7),
+         r"end tokens are \[5\] and the target's \[5, 7\]"),
+    ],
+    ids=["words", "sizes", "encodings", "end tokens"],
+)  # fmt: skip
+def test_task_1_mismatched_tokenizers_are_rejected(draft, target, message):
     model = TableModel(random_table(256, seed=1))
-    draft_tokenizer, tokenizer = WordTokenizer("a", "b"), WordTokenizer("a", "b")
-    draft_tokenizer.eos_token_ids, tokenizer.eos_token_ids = {5}, {5, 7}
-    with pytest.raises(UserError, match=r"end tokens are \[5\] and the target's \[5, 7\]"):
-        speculative_generate(model, model, draft_tokenizer, tokenizer, "hello")
+    with pytest.raises(UserError, match=message):
+        speculative_generate(model, model, draft, target, "hello")
 
 
 @pytest.mark.parametrize("num_drafts", [0, -1])

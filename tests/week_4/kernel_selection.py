@@ -1,11 +1,13 @@
 """Kernel selection by name for the tests of Week 4."""
 
+import functools
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.ops.quantized_matmul_problems import HALVES
 from tiny_llm import kernels
 
 R = 32  # weight rows per prepacked block, see day 4.3
@@ -36,6 +38,17 @@ def kernel_fixture(variable: str, name: str) -> Any:
         return "portable"
 
     return select
+
+
+def matmul_cases(shapes, group_sizes=(32, 128)) -> Any:
+    """Decorator: runs a test with each shape and each format of the weights."""
+    marks = (
+        pytest.mark.parametrize("bits", [4, 8]),
+        pytest.mark.parametrize("group_size", group_sizes),
+        pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"]),
+        pytest.mark.parametrize("shape", shapes, ids=str),
+    )
+    return lambda test: functools.reduce(lambda marked, mark: mark(marked), marks, test)
 
 
 def prepacked_args(scales, biases, group_size, bits, a, b):

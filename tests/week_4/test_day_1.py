@@ -59,13 +59,10 @@ def machine(monkeypatch) -> Machine:
     return Machine()
 
 
-def test_task_1_lazy_arrays_are_evaluated_while_timed(machine):
+def test_task_1_evaluations_are_timed_without_warmup(machine):
     times = time_runs(machine.kernel("a", 2.0), repeats=3, clock=machine.clock)
     assert times == Timings(2.0, 2.0), "expected 2 s per run: evaluation must be timed"
     assert machine.ran == ["a"] * 4, "expected one warm-up run and three measured runs"
-
-
-def test_task_1_warmup_runs_are_excluded(machine):
     run = machine.kernel("a", 9.0, 8.0, 1.0, 3.0, 2.0)
     times = time_runs(run, repeats=3, warm_up=2, clock=machine.clock)
     assert times == Timings(median=2.0, minimum=1.0)
@@ -77,14 +74,11 @@ def test_task_1_real_computation():
     assert 0 < times.minimum <= times.median
 
 
-def test_task_2_odd_rounds_run_in_reverse_order(machine):
+def test_task_2_order_and_warmup(machine):
     runs = {name: machine.kernel(name, 1.0) for name in "abc"}
     compare(runs, rounds=3, clock=machine.clock)
     assert "".join(machine.ran[:3]) == "abc", "expected one warm-up run per kernel"
     assert "".join(machine.ran[3:]) == "abccbaabc"
-
-
-def test_task_2_warmup_run_is_excluded(machine):
     runs = {"a": machine.kernel("a", 50.0, 1.0, 3.0, 2.0), "b": machine.kernel("b", 70.0, 4.0)}
     times = compare(runs, rounds=3, clock=machine.clock)
     assert times == {"a": Timings(2.0, 1.0), "b": Timings(4.0, 4.0)}
@@ -101,7 +95,7 @@ def test_task_2_slowdown_affects_both_equally(machine):
     assert abs(ratio - 1) < 0.005, f"expected equal medians, got a ratio of {ratio:.3f}"
 
 
-def test_task_3_matmul_bytes_and_flops():
+def test_task_3_bytes_and_flops():
     # 151,936×1,024 4-bit weights, and a 2-byte scale and bias per group of 128.
     head = matmul_cost(1, 151_936, 1024, 4, 128)
     assert head.num_bytes == 151_936 * 1024 * 4.25 / 8 + 2 * (1024 + 151_936)
@@ -109,9 +103,6 @@ def test_task_3_matmul_bytes_and_flops():
     many = matmul_cost(64, 3072, 1024, 8, 32)
     assert many.num_bytes == 3072 * (1024 + 4 * 32) + 2 * 64 * (1024 + 3072)
     assert many.flops == 64 * 2 * 3072 * 1024, "expected the FLOPs of all rows"
-
-
-def test_task_3_attention_reads_kv_once_per_group():
     cost = attention_cost(H_q=16, H=8, D=128, S=1000)
     assert cost.num_bytes == 2 * 8 * 1000 * 128 * 2
     assert cost.flops == 4 * 16 * 1000 * 128
@@ -120,30 +111,21 @@ def test_task_3_attention_reads_kv_once_per_group():
 def test_task_3_memory_and_arithmetic_overlap():
     limits = HardwareLimits(read_bytes_per_s=10e9, flops_per_s=100e9)
     assert roofline_seconds(KernelCost(10e9, 1e9), limits) == 1.0
-    assert roofline_seconds(KernelCost(1e9, 300e9), limits) == 3.0, (
-        "expected the longer of the memory time and the arithmetic time"
-    )
-    assert roofline_seconds(KernelCost(10e9, 100e9), limits) == 1.0, (
-        "expected the maximum of both times, not the sum"
-    )
+    seconds = roofline_seconds(KernelCost(1e9, 300e9), limits)
+    assert seconds == 3.0, "expected the longer of the memory time and the arithmetic time"
+    seconds = roofline_seconds(KernelCost(10e9, 100e9), limits)
+    assert seconds == 1.0, "expected the maximum of both times, not the sum"
 
 
-def test_task_4_share_uses_best_time():
+def test_task_4_share_of_the_roofline():
     limits = HardwareLimits(10e9, 100e9)
     assert roofline_fraction(Timings(median=8.0, minimum=4.0), KernelCost(20e9, 0), limits) == 0.5
     assert roofline_fraction(Timings(1.0, 1.0), KernelCost(5e9, 100e9), limits) == 1.0
-
-
-def test_task_4_worst_kernel_has_lowest_share():
-    limits = HardwareLimits(10e9, 100e9)
     measured = {
         "head": Timings(2.2, 2.0),  # 20e9 bytes in 2 s: at the limit
         "down": Timings(0.5, 0.4),  # 1e9 bytes: a quarter
         "gate": Timings(0.3, 0.1),  # 0.6e9 bytes: 60 % of the limit at best, 20 % in the median
     }
-    costs = {
-        "head": KernelCost(20e9, 1e9),
-        "down": KernelCost(1e9, 1e9),
-        "gate": KernelCost(0.6e9, 1e9),
-    }
+    num_bytes = {"head": 20e9, "down": 1e9, "gate": 0.6e9}
+    costs = {name: KernelCost(n, 1e9) for name, n in num_bytes.items()}
     assert furthest_from_roofline(measured, costs, limits) == "down"

@@ -13,7 +13,7 @@ from tests.ops.quantized_matmul_problems import (
     problem,
 )
 from tests.support import assert_close
-from tests.week_4.kernel_selection import kernel_fixture
+from tests.week_4.kernel_selection import kernel_fixture, matmul_cases
 from tiny_llm import kernels
 from tools.metal_emulator import has_clang
 
@@ -30,10 +30,7 @@ def factored(monkeypatch, on_cpu) -> str:
 vectors = kernel_fixture("TINY_LLM_MATMUL", "vectors")
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("group_size", [32, 128])
-@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@matmul_cases(SHAPES)
 def test_task_1_is_exact_up_to_rounding(factored, bits, group_size, half, shape):
     assert_exact_but_for_rounding(factored, problem(*shape, bits, group_size, half))
 
@@ -49,10 +46,7 @@ def test_task_1_rows_are_batch_invariant(factored, bits):
     assert_rows_are_batch_invariant(*problem(33, 384, 70, bits, 64, mx.bfloat16))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@matmul_cases(SHAPES, group_sizes=(32, 64, 128))
 def test_task_2_is_exact_up_to_rounding(vectors, bits, group_size, half, shape):
     assert_exact_but_for_rounding(vectors, problem(*shape, bits, group_size, half))
 
@@ -123,21 +117,12 @@ def test_task_3_traffic_and_instruction_counts():
         pytest.skip(NO_CLANG)
     M, I, O = 4, 4096, 16
     scales, biases, *_, a, b = problem(M, I, O, 4, 128, mx.bfloat16)
-    launch = kernels.extension().metal.quantized_matmul_launch(
-        M, O, I, 128, 4, "bfloat16", variant="matvec"
-    )
+    metal = kernels.extension().metal
+    launch = metal.quantized_matmul_launch(M, O, I, 128, 4, "bfloat16", variant="matvec")
     inputs = [as_bound(x) for x in (scales, biases, a, b)]
-    counts = (
-        library(MATVEC)
-        .launch(
-            launch.kernel,
-            [*inputs, empty((M, O), "bfloat16"), launch.params],
-            grid=launch.groups,
-            threads=launch.threads,
-            mode="count",
-        )
-        .counts
-    )
+    arguments = [*inputs, empty((M, O), "bfloat16"), launch.params]
+    sizes = {"grid": launch.groups, "threads": launch.threads}
+    counts = library(MATVEC).launch(launch.kernel, arguments, **sizes, mode="count").counts
     read = counts.device_bytes_read_by_buffer[3]
     assert read == b.nbytes, f"expected each weight to be read once for four rows, got {read} bytes"
     assert counts.integer_divisions == 0, "expected no integer divisions"
@@ -146,6 +131,4 @@ def test_task_3_traffic_and_instruction_counts():
         f"expected at most 0.7 memory accesses per weight, got {accesses:.2f}: are activations "
         "loaded four at a time, and weights 8 or 16 bytes at a time?"
     )
-    assert integers <= 1.6, (
-        f"expected at most 1.6 integer operations per weight, got {integers:.2f}"
-    )
+    assert integers <= 1.6, f"expected at most 1.6 integer operations a weight, got {integers:.2f}"

@@ -13,7 +13,7 @@ from tests.ops.quantized_matmul_problems import (
     problem,
 )
 from tests.support import assert_close, assert_equal, tiny_model
-from tests.week_4.kernel_selection import R, kernel_fixture, prepacked_args
+from tests.week_4.kernel_selection import R, kernel_fixture, matmul_cases, prepacked_args
 from tiny_llm import Qwen3ModelWeek2, kernels
 from tiny_llm.kernels.prepack import prepack_weight, to_row_major
 from tiny_llm.kernels.roofline import Timings, best_prefetch_distance, bytes_in_flight
@@ -37,19 +37,12 @@ def test_task_1_pack_and_unpack_round_trip(dtype):
     packed = prepack_weight(matrix, R)
     assert packed.shape == (3, 5, R)
     assert packed.dtype == dtype
-    assert_close(
-        to_row_major(packed).astype(mx.float32),
-        matrix.astype(mx.float32),
-        "unpacked matrix",
-        ulps=0,
-    )
+    unpacked, whole = (x.astype(mx.float32) for x in (to_row_major(packed), matrix))
+    assert_close(unpacked, whole, "unpacked matrix", ulps=0)
     assert packed[2, 4, 7].item() == matrix[2 * R + 7, 4].item(), "expected word 4 of row 71"
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("group_size", [32, 128])
-@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@matmul_cases(SHAPES)
 def test_task_2_is_exact_up_to_rounding(prepacked, bits, group_size, half, shape):
     args = problem(*shape, bits, group_size, half)
     assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
@@ -80,13 +73,9 @@ def test_task_2_scale_term_is_added_before_bias(prepacked):
     O, half, size = 64, 4, 64  # a row has 2 · half groups of `size` weights
     words = mx.random.randint(0, 2**31 - 1, (O, half * size // 8)).astype(mx.uint32)
     row = mx.random.randint(-127, 128, (1, half * size)).astype(mx.bfloat16)
-    added = [
-        (mx.random.normal((O, half)) * 2.0 ** mx.random.randint(0, 12, (O, half))).astype(
-            mx.bfloat16
-        )
-        for _ in range(2)  # magnitudes differ so much that sums are rounded
-    ]
-    scales, biases = (mx.concatenate([x, -x], axis=1) for x in added)
+    # Magnitudes differ so much that sums are rounded.
+    added = mx.random.normal((2, O, half)) * 2.0 ** mx.random.randint(0, 12, (2, O, half))
+    scales, biases = mx.concatenate([added, -added], axis=2).astype(mx.bfloat16)
     a, b = mx.concatenate([row, row], axis=1), mx.concatenate([words, words], axis=1)
     integers = np.array(b)[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
     activations = np.array(a.astype(mx.float32)).reshape(2 * half, size)
@@ -99,9 +88,7 @@ def test_task_2_scale_term_is_added_before_bias(prepacked):
             total = (total + of_group * part).astype(np.float32).astype(np.float64)
     expected = mx.array(total.astype(np.float32))[None].astype(mx.bfloat16)
     actual = evaluated(*prepacked_args(scales, biases, size, 4, a, b))
-    assert_close(
-        actual, expected, "expected fma(scale, …), then fma(bias, …) after each group", ulps=0
-    )
+    assert_close(actual, expected, "fma(scale, …), then fma(bias, …) after each group", ulps=0)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -144,19 +131,13 @@ def test_task_3_invalid_distance_is_rejected(prefetched, monkeypatch):
             evaluated(*args)
 
 
-def test_task_3_lines_in_flight():
+def test_task_3_prefetch_distances():
     # 31 GB/s at a latency of 100 ns requires 3,100 bytes in flight, about 50 cache lines.
     assert bytes_in_flight(100e-9, 31e9) == pytest.approx(3100)
-    assert bytes_in_flight(200e-9, 31e9) == pytest.approx(6200), (
-        "expected twice the bytes in flight at twice the latency"
-    )
-
-
-def test_task_3_ties_pick_the_shortest_distance():
+    assert bytes_in_flight(200e-9, 31e9) == pytest.approx(6200), "expected twice the bytes"
     measured = {256: Timings(9.0, 8.0), 1024: Timings(9.0, 5.05), 4096: Timings(6.0, 5.0)}
-    assert best_prefetch_distance(measured) == 1024, (
-        "expected a 1% difference of minima to count as noise"
-    )
+    distance = best_prefetch_distance(measured)
+    assert_equal(distance, 1024, "a 1% difference of minima to count as noise")
     assert best_prefetch_distance(measured, tolerance=0) == 4096
     assert best_prefetch_distance({**measured, 512: Timings(6.0, 6.0)}) == 1024
     assert best_prefetch_distance({4096: Timings(1.0, 1.0), 64: Timings(1.0, 1.0)}) == 64

@@ -11,7 +11,7 @@ from tests.ops.quantized_matmul_problems import (
     problem,
 )
 from tests.support import assert_close
-from tests.week_4.kernel_selection import kernel_fixture, prepacked_args
+from tests.week_4.kernel_selection import kernel_fixture, matmul_cases, prepacked_args
 
 # (rows, inputs, outputs), with full and partial row tiles on every instruction set.
 SHAPES = [(1, 128, 32), (3, 128, 64), (8, 384, 32), (13, 256, 96)]
@@ -31,10 +31,7 @@ def assert_each_weight_multiplies_its_activation():
     assert_close(actual, plain.T.astype(mx.bfloat16), "columns of the weights", ulps=4)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("group_size", [32, 128])
-@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@matmul_cases(SHAPES)
 def test_task_1_is_exact_up_to_rounding(panels, bits, group_size, half, shape):
     args = problem(*shape, bits, group_size, half)
     assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
@@ -58,10 +55,7 @@ def test_task_1_is_bitwise_equal_to_day_3_kernel(panels, monkeypatch, half):
     assert_close(actual, evaluated(*args), "kernel for a single row", ulps=0)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("group_size", [32, 128])
-@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@matmul_cases(SHAPES)
 def test_task_2_is_exact_up_to_rounding(pairs, bits, group_size, half, shape):
     args = problem(*shape, bits, group_size, half)
     assert_exact_but_for_rounding("portable", args, prepacked_args(*args))

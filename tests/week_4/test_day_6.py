@@ -6,7 +6,12 @@ import pytest
 
 from tests.ops.attention_problems import assert_exact, evaluated, exact, problem
 from tests.paging import cut_into_pages, padded
-from tests.support import as_numpy, assert_same_bits, assert_same_on_any_number_of_threads
+from tests.support import (
+    as_numpy,
+    assert_equal,
+    assert_same_bits,
+    assert_same_on_any_number_of_threads,
+)
 from tests.week_4.kernel_selection import kernel_fixture
 from tiny_llm import kernels
 
@@ -67,11 +72,8 @@ def test_task_1_scores_of_individual_keys(scores):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, err_msg="weights of keys 0 to 36")
 
 
-def test_task_1_rows_are_batch_invariant(scores):
+def test_task_1_rows_and_array_masks(scores, monkeypatch):
     assert_batch_invariant(70)
-
-
-def test_task_1_array_mask_falls_back_to_loops(scores, monkeypatch):
     query, key, value = problem(1, 1, 2, 3, 70, 24)
     hidden = mx.arange(70) % 3 == 0
     actual = evaluated(query, key, value, mask=hidden)
@@ -116,9 +118,6 @@ def test_task_2_power_of_two_is_within_its_bound(online):
     assert error[worst] <= 2.4e-7 + 2.0**-23, (
         f"2^{x[worst]}: expected an error of at most 3.6e-7, got {error[worst]:.1e}"
     )
-
-
-def test_task_2_weight_underflows_to_zero(online):
     x = np.array([-126.5, -127, -200, -5000, -1e30], np.float32)
     actual = weights_next_to_zero_score(x)
     np.testing.assert_array_less(actual, 2.0**-125, err_msg=f"weights of 2^{x}: expected 0")
@@ -132,21 +131,16 @@ def test_task_2_increasing_scores_rescale_the_accumulator(online, dtype):
     assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))
 
 
-def test_task_2_masked_keys_are_not_read(online, dtype):
+def test_task_2_masked_and_nan_scores(online, dtype):
     query, key, value = problem(1, 1, 2, 3, 130, 24, dtype=dtype)
     expected = evaluated(query, key[:, :, :100], value[:, :, :100], mask="causal")
     key[:, :, 100:], value[:, :, 100:] = mx.nan, mx.nan
     actual = evaluated(query, key, value, mask="causal", context_lens=[100])
     assert_same_bits(actual, expected, "NaN after the last key")
-
-
-def test_task_2_nan_score_is_not_masked(online, dtype):
     query, key, value = problem(1, 1, 2, 2, 90, 24, dtype=dtype)
     query[0, 1, 1, 3] = mx.nan
     finite = np.isfinite(as_numpy(evaluated(query, key, value))).all(axis=-1)
-    assert finite.tolist() == [[[True, True], [True, False]]], (
-        "expected NaN only for query 1 of head 1"
-    )
+    assert_equal(finite.tolist(), [[[True, True], [True, False]]], "NaN only for query 1 of head 1")
 
 
 def test_task_2_rows_are_batch_invariant(online):
@@ -166,18 +160,15 @@ def test_task_3_maximum_in_any_split(split, position):
     assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))
 
 
-def test_task_3_single_split_is_bitwise_equal_to_task_2(split, monkeypatch):
-    query, key, value = problem(1, 2, 2, 3, PART, 24, dtype=mx.bfloat16)
-    actual = evaluated(query, key, value, mask="causal")
-    monkeypatch.setenv("TINY_LLM_ATTENTION", "online")
-    assert_same_bits(actual, evaluated(query, key, value, mask="causal"), "a single split")
-
-
-def test_task_3_fully_masked_row_is_zero(split):
+def test_task_3_single_split_and_masked_rows(split, monkeypatch):
     query, key, value = problem(1, 1, 2, 5, 3, 24)
     out = as_numpy(evaluated(query, key, value, mask="causal"))
     assert not out[:, :, :2].any(), "expected zeros for queries before the first key"
     assert np.isfinite(out).all()
+    query, key, value = problem(1, 2, 2, 3, PART, 24, dtype=mx.bfloat16)
+    actual = evaluated(query, key, value, mask="causal")
+    monkeypatch.setenv("TINY_LLM_ATTENTION", "online")
+    assert_same_bits(actual, evaluated(query, key, value, mask="causal"), "a single split")
 
 
 def test_task_3_rows_are_batch_invariant(split):

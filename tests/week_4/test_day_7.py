@@ -21,29 +21,16 @@ from tiny_llm.kernels.roofline import Timings, captured_time_fraction, seconds_p
 pytestmark = pytest.mark.usefixtures("on_cpu")  # graph capture supports only the CPU
 
 
-def test_task_1_per_node_cost_is_the_slope():
+def test_task_1_seconds_per_node():
     # Minima: 30 µs per evaluation and 5 µs per node. Medians, here 1 s, must be ignored.
     measured = {n: Timings(1.0, 30e-6 + 5e-6 * n) for n in (1, 50, 200)}
     assert seconds_per_node(measured) == pytest.approx(5e-6), "expected 5 µs per node"
-
-
-def test_task_1_fit_uses_all_measurements():
-    measured = {
-        1: Timings(1, 10e-6),
-        2: Timings(1, 9e-6),
-        3: Timings(1, 14e-6),
-        4: Timings(1, 13e-6),
-    }
+    measured = {n: Timings(1, t * 1e-6) for n, t in ((1, 10), (2, 9), (3, 14), (4, 13))}
     # By hand: Σ(n − 2.5)(t − 11.5) / Σ(n − 2.5)² = 7 / 5.
-    assert seconds_per_node(measured) == pytest.approx(1.4e-6), (
-        "expected the slope of a least-squares fit"
-    )
-
-
-def test_task_1_remaining_step_time():
-    assert captured_time_fraction(170, 20, 4e-6, 2e-3) == pytest.approx(0.7), (
-        "expected the time of 20 nodes to remain"
-    )
+    seconds = seconds_per_node(measured)
+    assert_equal(seconds, pytest.approx(1.4e-6), "the slope of a least-squares fit")
+    fraction = captured_time_fraction(170, 20, 4e-6, 2e-3)
+    assert_equal(fraction, pytest.approx(0.7), "the time of 20 nodes to remain")
     assert captured_time_fraction(20, 20, 4e-6, 2e-3) == 1
     assert captured_time_fraction(1000, 10, 5e-6, 1e-3) == 0, "expected 0, not a negative fraction"
 
@@ -73,20 +60,13 @@ def test_task_2_input_dependent_nodes_are_steps_others_constants():
         return (kernels.swiglu(norm(norm(x), lazy), norm(lazy)[None, None]),)
 
     found = [step[:3] for step in steps_of(function, x, x)]
-    assert found == [
-        ("TinyLlmRmsNorm", [0, None], [2]),
-        ("TinyLlmRmsNorm", [2, None], [3]),
-        ("TinyLlmSwiglu", [3, None], [4]),
-    ], f"expected two norms of the first input, and swiglu with a constant, got {found}"
-
-
-def test_task_2_any_input_may_vary():
-    x = random(1, 1, E)
+    norms = [("TinyLlmRmsNorm", [0, None], [2]), ("TinyLlmRmsNorm", [2, None], [3])]
+    expected = [*norms, ("TinyLlmSwiglu", [3, None], [4])]
+    assert_equal(found, expected, "two norms of the first input, and swiglu with a constant")
+    # Any input may vary.
     found = steps_of(lambda x, y: (kernels.swiglu(norm(mx.ones((1, 1, E))), norm(y)),), x, x)
-    assert [step[:3] for step in found] == [
-        ("TinyLlmRmsNorm", [1, None], [2]),
-        ("TinyLlmSwiglu", [None, 2], [3]),
-    ], f"expected a step that reads the second input, got {found}"
+    expected = [("TinyLlmRmsNorm", [1, None], [2]), ("TinyLlmSwiglu", [None, 2], [3])]
+    assert_equal([step[:3] for step in found], expected, "a step that reads the second input")
 
 
 def test_task_2_buffer_lives_until_its_last_reader():
@@ -94,14 +74,11 @@ def test_task_2_buffer_lives_until_its_last_reader():
 
     def function(x):
         first = norm(x)
-        second = norm(first)
-        third = norm(second)
-        return (kernels.swiglu(first, third),)
+        return (kernels.swiglu(first, norm(norm(first))),)
 
     last_uses = [step[3] for step in steps_of(function, x)]
-    assert last_uses == [[0], [], [2], [1, 3]], (
-        f"expected x to live until step 0, the first norm until the last step, got {last_uses}"
-    )
+    hint = "x to live until step 0, the first norm until the last step"
+    assert_equal(last_uses, [[0], [], [2], [1, 3]], hint)
 
 
 def test_task_2_view_shares_its_buffer():
@@ -112,12 +89,9 @@ def test_task_2_view_shares_its_buffer():
         return (kernels.swiglu(norm(heads), heads),)
 
     steps = [(step[0], step[3]) for step in steps_of(function, x)]
-    assert steps == [
-        ("TinyLlmRmsNorm", [0]),
-        ("Reshape", []),
-        ("TinyLlmRmsNorm", []),
-        ("TinyLlmSwiglu", [1, 2, 3]),
-    ], f"expected array 1 to live as long as its view, array 2, got {steps}"
+    expected = [("TinyLlmRmsNorm", [0]), ("Reshape", []), ("TinyLlmRmsNorm", [])]
+    expected.append(("TinyLlmSwiglu", [1, 2, 3]))
+    assert_equal(steps, expected, "array 1 to live as long as its view, array 2")
 
 
 def test_task_2_outputs_are_kept_and_dead_nodes_dropped():
@@ -129,9 +103,8 @@ def test_task_2_outputs_are_kept_and_dead_nodes_dropped():
         return first, norm(normed)
 
     last_uses = [step[3] for step in steps_of(function, x)]
-    assert last_uses == [[], [0, 2], [3]], (
-        f"expected outputs 1 and 4 to be kept and the unused sum, 2, to be dropped, got {last_uses}"
-    )
+    hint = "outputs 1 and 4 to be kept and the unused sum, 2, to be dropped"
+    assert_equal(last_uses, [[], [0, 2], [3]], hint)
 
 
 @pytest.fixture
@@ -168,9 +141,7 @@ def test_task_3_capture_can_require_a_repeated_shape(capture_enabled):
     for B in (1, 2, 1, 1, 2, 2):
         mx.eval(captured(*inputs(B, 1)))
         counts.append(calls.count)
-    assert counts == [1, 2, 3, 3, 4, 4], (
-        f"expected a capture only when a shape repeats, got {counts} calls after each step"
-    )
+    assert_equal(counts, [1, 2, 3, 3, 4, 4], "a capture only when a shape repeats")
 
 
 def test_task_3_uncapturable_function_runs_eagerly(capture_enabled):
@@ -191,9 +162,9 @@ def test_task_3_external_buffer_is_written_in_place(capture_enabled):
     mx.eval(x, buffers)
     for number, offset in ((0, 0), (1, 3), (0, 5), (1, 6)):
         before = mx.array(buffers[number])
-        expected = mx.concatenate(
-            [before[:, :, :offset], x[None], before[:, :, offset + 2 :]], axis=2
-        )
+        parts = [before[:, :, :offset], x[None], before[:, :, offset + 2 :]]
+        expected = mx.concatenate(parts, axis=2)
+        del parts
         mx.eval(expected)
         del before
         _, buffers[number] = captured(x, buffers[number], mx.array([offset], mx.int32))

@@ -113,7 +113,7 @@ class SendRecorder:
 
     @property
     def num_heads(self) -> int:
-        return sum(one["type"] == "http.response.start" for one in self.messages)
+        return len(self.messages) - len(self.bodies)
 
 
 def response_of(stream: ScriptedStream) -> EventSourceResponse:
@@ -161,16 +161,14 @@ def test_task_1_template_equals_the_event(text):
 async def test_task_2_each_batch_is_one_write():
     stream, recorder = ScriptedStream(["Par", "is"], ["", ""], ["."]), SendRecorder()
     end = await response_of(stream)._send_outputs(recorder)
-    assert recorder.bodies == [b"<Paris", b"."], (
-        f"expected the start events with the first batch and no write for a batch without "
-        f"events, got {recorder.bodies}"
-    )
-    assert end == b">", f"expected the end events to be returned, got {end!r}"
+    hint = "the start events with the first batch and no write for a batch without events"
+    assert_equal(recorder.bodies, [b"<Paris", b"."], hint)
+    assert_equal(end, b">", "the end events to be returned")
     more = [one.get("more_body") for one in recorder.messages[1:]]
     assert more == [True, True], f"expected more_body until the stream ends, got {more}"
 
 
-async def test_task_2_headers_come_first_and_once():
+async def test_task_2_headers_and_the_last_chunk():
     recorder = SendRecorder()
     await response_of(ScriptedStream(["a"], ["b"], ["c"]))._send_outputs(recorder)
     kinds = [one["type"].rpartition(".")[2] for one in recorder.messages]
@@ -178,9 +176,13 @@ async def test_task_2_headers_come_first_and_once():
     head = recorder.messages[0]
     content_type = dict(head["headers"])[b"content-type"]
     assert head["status"] == 200
-    assert content_type.startswith(b"text/event-stream"), (
-        f"expected an event stream in the headers, got {content_type!r}"
-    )
+    assert content_type.startswith(b"text/event-stream"), f"expected events, got {content_type!r}"
+    recorder = SendRecorder()
+    response = response_of(ScriptedStream())
+    await response._send(recorder, b"a")
+    await response._send(recorder, b"b", is_last=True)
+    more = [one["more_body"] for one in recorder.messages[1:]]
+    assert more == [True, False], f"expected the last chunk to end the body, got {more}"
 
 
 async def test_task_2_headers_are_sent_once_despite_keep_alive():
@@ -221,36 +223,21 @@ async def test_task_2_next_batch_waits_for_the_client():
     await task
 
 
-async def test_task_2_last_chunk_ends_the_body():
-    recorder = SendRecorder()
-    response = response_of(ScriptedStream())
-    await response._send(recorder, b"a")
-    await response._send(recorder, b"b", is_last=True)
-    more = [one["more_body"] for one in recorder.messages[1:]]
-    assert more == [True, False], f"expected the last chunk to end the body, got {more}"
-
-
 def send_all(*script: Any) -> tuple[SendRecorder, list[bytes]]:
     recorder = SendRecorder()
     run(response_of(ScriptedStream(*script))._send_all(recorder))
     return recorder, recorder.bodies
 
 
-def test_task_3_stream_ends_with_its_end_events():
+def test_task_3_last_event():
     recorder, bodies = send_all(["a"], ["b"])
     assert bodies == [b"<a", b"b", b">"], f"expected the end events last, got {bodies}"
     assert recorder.messages[-1]["more_body"] is False, "expected the body to end, got more_body"
-
-
-def test_task_3_api_error_becomes_the_last_event():
     recorder, bodies = send_all(["a"], ApiError(504, "Too slow."))
     expected = [b"<a", b"(504: Too slow.)"]
     assert bodies == expected, f"expected {expected}, got {bodies}"
     assert recorder.num_heads == 1, f"expected one message with headers, got {recorder.num_heads}"
     assert recorder.messages[-1]["more_body"] is False, "expected the body to end, got more_body"
-
-
-def test_task_3_error_before_the_first_output():
     _, bodies = send_all(ApiError(504, "Too slow."))
     assert bodies == [b"<(504: Too slow.)"], f"expected start events and an error, got {bodies}"
 
@@ -301,11 +288,6 @@ class Connection:
         return self._messages.get()
 
 
-def watch(connection: Connection, stream: Any) -> CancelOnDisconnect:
-    """The context manager that `EventSourceResponse` uses to detect disconnects."""
-    return CancelOnDisconnect(connection, stream)
-
-
 async def run_ready_tasks() -> None:
     """Runs all ready tasks; fails if one of them cancels the current task."""
     try:
@@ -330,48 +312,36 @@ async def test_task_4_only_disconnect_ends_the_wait():
 
 async def test_task_4_disconnect_cancels_the_block_and_closes_the_request():
     connection, stream, reached = Connection(), ScriptedStream(), []
-    with watch(connection, stream):
+    with CancelOnDisconnect(connection, stream):
         connection.put("http.disconnect")
         await asyncio.sleep(LONG)
         reached.append("the end of the block")
     assert reached == [], f"expected the block to be cancelled, got {reached}"
-    assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
+    assert_equal(stream.num_closed, 1, "one call of close")
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0, "expected no pending cancellation, got one"
 
 
-async def test_task_4_normal_exit_closes_the_request_and_stops_watching():
+async def test_task_4_exit_of_the_block():
     connection, stream = Connection(), ScriptedStream()
-    with watch(connection, stream) as cancel_scope:
+    with CancelOnDisconnect(connection, stream) as cancel_scope:
         pass
+    cancel_scope._cancel_task()  # a late disconnect, which cancels nothing
     await run_ready_tasks()
-    assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
-    assert cancel_scope._disconnect_task.done(), (
-        "expected the disconnect task to be cancelled, got a pending task"
-    )
-
-
-async def test_task_4_late_disconnect_cancels_nothing():
-    connection, stream = Connection(), ScriptedStream()
-    with watch(connection, stream) as cancel_scope:
-        pass
-    cancel_scope._cancel_task()
-    await run_ready_tasks()
-
-
-async def test_task_4_exceptions_propagate():
+    assert_equal(stream.num_closed, 1, "one call of close")
+    assert cancel_scope._disconnect_task.done(), "expected no pending disconnect task"
     stream = ScriptedStream()
-    with pytest.raises(KeyError, match="internal error"), watch(Connection(), stream):
+    with pytest.raises(KeyError, match="internal error"), CancelOnDisconnect(Connection(), stream):
         raise KeyError("internal error")
-    assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
+    assert_equal(stream.num_closed, 1, "one call of close")
 
 
 async def test_task_4_exceptions_propagate_after_a_disconnect():
     """Only the cancellation is suppressed, not an error in the block's cleanup."""
     connection, stream, raised = Connection(), ScriptedStream(), []
     try:
-        with watch(connection, stream):
+        with CancelOnDisconnect(connection, stream):
             connection.put("http.disconnect")
             try:
                 await asyncio.sleep(LONG)
@@ -379,11 +349,8 @@ async def test_task_4_exceptions_propagate_after_a_disconnect():
                 raise ValueError("failed cleanup")
     except ValueError as error:
         raised.append(str(error))
-    assert raised == ["failed cleanup"], (
-        "expected the block's ValueError to propagate after a disconnect, but `__exit__` "
-        "suppressed it"
-    )
-    assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
+    assert_equal(raised, ["failed cleanup"], "the ValueError to propagate after a disconnect")
+    assert_equal(stream.num_closed, 1, "one call of close")
 
 
 @pytest.mark.parametrize("client_leaves", [False, True], ids=["alone", "with a disconnect"])
@@ -392,7 +359,7 @@ async def test_task_4_external_cancellation_propagates(client_leaves):
     connection, stream, reached = Connection(), ScriptedStream(), []
 
     async def respond() -> None:
-        with watch(connection, stream) as cancel_scope:
+        with CancelOnDisconnect(connection, stream) as cancel_scope:
             if client_leaves:
                 cancel_scope._cancel_task()
             await asyncio.sleep(LONG)
@@ -405,7 +372,7 @@ async def test_task_4_external_cancellation_propagates(client_leaves):
     if not task.cancelled() and task.exception() is not None:
         task.result()
     assert reached == [], f"expected the task to be cancelled, but it reached {reached[0]}"
-    assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
+    assert_equal(stream.num_closed, 1, "one call of close")
 
 
 async def test_task_4_closed_stream_closes_its_request():
@@ -417,7 +384,7 @@ async def test_task_4_closed_stream_closes_its_request():
     connection.put("http.disconnect")
     await task
     assert_equal(recorder.bodies, [b"<a"], "nothing after the disconnect")
-    assert stream.num_closed == 1, f"expected one call of close, got {stream.num_closed}"
+    assert_equal(stream.num_closed, 1, "one call of close")
 
 
 async def model_with_requests(num_prompts: int) -> tuple[ServedModel, Any]:
@@ -438,7 +405,7 @@ def commands(model: ServedModel) -> list[Any]:
     return queued
 
 
-async def test_task_4_every_unfinished_prompt_is_aborted():
+async def test_task_4_requests_in_flight():
     model, stream = await model_with_requests(3)
     first, second, third = stream.request_ids
     # As if the engine had finished the request.
@@ -447,6 +414,12 @@ async def test_task_4_every_unfinished_prompt_is_aborted():
     expected = [AbortRequest(first), AbortRequest(third)]
     assert_equal(commands(model), expected)
     assert model.in_flight == set(), "expected no request in flight, got the closed one"
+    model, stream = await model_with_requests(1)
+    [request_id] = stream.request_ids
+    del model._streams[request_id], model._unfinished[request_id]
+    stream.close()
+    assert commands(model) == [], "expected no abort, got a command"
+    assert model._idle.is_set(), "expected the model to be idle, got requests in flight"
 
 
 async def test_task_4_aborted_request_counts_until_the_engine_finishes_it():
@@ -459,12 +432,3 @@ async def test_task_4_aborted_request_counts_until_the_engine_finishes_it():
     model.handle_message(StepReport((aborted,), EngineStats()))
     assert_equal(model.num_unfinished, 0, "unfinished requests after the engine's last output")
     await model.wait_until_idle(LONG)
-
-
-async def test_task_4_model_is_idle_after_the_last_close():
-    model, stream = await model_with_requests(1)
-    [request_id] = stream.request_ids
-    del model._streams[request_id], model._unfinished[request_id]
-    stream.close()
-    assert commands(model) == [], "expected no abort, got a command"
-    assert model._idle.is_set(), "expected the model to be idle, got requests in flight"

@@ -63,26 +63,22 @@ def test_task_1_length_is_bounded_and_nothing_is_lost(num_completions):
         text = "".join(item.text for item in own)
         tokens = sum((item.token_ids for item in own), ())
         expected = "".join(chr(ord("a") + (step + index) % 26) for step in range(1000))
-        assert text == expected, (
-            f"expected the whole text of completion {index} in order, got {len(text)} characters, "
-            f"from {text[:30]!r} to {text[-30:]!r}"
-        )
+        assert_equal(text, expected, f"the whole text of completion {index} in order")
         assert tokens == tuple(map(ord, expected)), f"expected 1000 tokens, got {len(tokens)}"
 
 
 def test_task_1_completions_are_not_mixed():
     """Completions that share a queue differ in request id or index."""
     outputs = request_stream(limit=3)
-    for request_id, index in (("0", 0), ("0", 1), ("1", 0)):
-        outputs.put(output("x", index, request_id))
-    for text, index, request_id in (("a", 0, "0"), ("b", 0, "1"), ("c", 1, "0")):
-        outputs.put(output(text, index, request_id))
+    x = [("x", 0, "0"), ("x", 1, "0"), ("x", 0, "1")]
+    for item in (*x, ("a", 0, "0"), ("b", 0, "1"), ("c", 1, "0")):
+        outputs.put(output(*item))
     actual = [(item.request_id, item.index, item.text) for item in queued(outputs)]
     expected = [("0", 0, "xa"), ("0", 1, "xc"), ("1", 0, "xb")]
-    assert actual == expected, f"expected {expected}, got {actual}"
+    assert_equal(actual, expected)
 
 
-def test_task_1_completion_without_queued_output_is_added():
+def test_task_1_full_queue():
     """The queue may exceed its limit by one output per completion."""
     outputs = request_stream(limit=1)
     outputs.put(output("a", 0))
@@ -90,9 +86,6 @@ def test_task_1_completion_without_queued_output_is_added():
     outputs.put(output("c", 1))
     actual = [(item.index, item.text) for item in queued(outputs)]
     assert actual == [(0, "a"), (1, "bc")], f"expected [(0, 'a'), (1, 'bc')], got {actual}"
-
-
-def test_task_1_errors_are_never_merged():
     outputs, error = request_stream(limit=1), ApiError(504, "Too slow.")
     outputs.put(output("a"))
     outputs.put(error)
@@ -120,9 +113,6 @@ def test_task_1_merged_fields():
     for name, value in expected.items():
         assert_equal(getattr(merged, name), value, name)
     assert (old.text, new.text) == ("ab", "c"), "expected both outputs to be unchanged"
-
-
-def test_task_1_merged_without_logprobs():
     merged = merge_outputs(output("a"), output("b"))
     assert merged.logprobs is None, f"expected None without logprobs, got {merged.logprobs!r}"
 
@@ -133,9 +123,6 @@ async def test_task_2_get_returns_all_items_in_order():
         outputs.put(output(text))
     assert_equal([item.text for item in await outputs.get()], ["a", "b"], "all queued outputs")
     assert queued(outputs) == [], f"expected an empty queue, got {queued(outputs)}"
-
-
-async def test_task_2_get_waits_for_an_output():
     outputs, received = request_stream(), []
 
     async def read() -> None:
@@ -280,22 +267,21 @@ def no_statistics(monkeypatch):
     monkeypatch.setattr(engine_thread, "_engine_stats", lambda llm: EngineStats())
 
 
+def history_of(*commands: Any, **options: Any) -> list[str]:
+    harness = LoopHarness(*commands, **options)
+    harness.run()
+    return harness.engine.history
+
+
 def test_task_3_commands_are_processed_between_steps():
     """An abort that arrives during a step takes effect before the following step."""
-    harness = LoopHarness(
-        add("a", 9), add("b", 2), arrivals={1: [AbortRequest("a")], 2: [Shutdown()]}
-    )
-    harness.run()
+    arrivals = {1: [AbortRequest("a")], 2: [Shutdown()]}
     expected = ["add a", "add b", "step of a, b", "abort a", "step of b"]
-    assert harness.engine.history == expected, f"expected {expected}, got {harness.engine.history}"
-
-
-def test_task_3_all_queued_commands_are_handled_before_a_step():
+    assert_equal(history_of(add("a", 9), add("b", 2), arrivals=arrivals), expected)
+    # All queued commands are handled before a step.
     names = [f"r{number}" for number in range(8)]
-    harness = LoopHarness(*map(add, names), arrivals={1: [Shutdown()]})
-    harness.run()
     expected = [*(f"add {name}" for name in names), f"step of {', '.join(names)}"]
-    assert harness.engine.history == expected, f"expected {expected}, got {harness.engine.history}"
+    assert_equal(history_of(*map(add, names), arrivals={1: [Shutdown()]}), expected)
 
 
 def test_task_3_running_requests_do_not_wait_for_commands():
@@ -319,9 +305,7 @@ def test_task_3_idle_engine_waits_and_checks_memory():
     harness.run()
     expected = ["check memory"] * 3
     assert_equal(harness.engine.history, expected, "a check after each timeout and nothing else")
-    assert len(harness.reports) == 1, (
-        f"expected no report while idle, got {len(harness.reports) - 1}"
-    )
+    assert_equal(len(harness.reports) - 1, 0, "reports while idle")
 
 
 def test_task_3_memory_is_trimmed_before_each_wait():
@@ -342,10 +326,7 @@ def test_task_3_memory_is_trimmed_before_each_wait():
         *("trim", "check memory", "add b", "step of b", "step of b"),
         *("trim", "check memory"),
     ]
-    assert history == expected, (
-        "expected one call of `_trim_memory` in each round that begins without work, and none in "
-        f"the others: {expected}, got {history}"
-    )
+    assert_equal(history, expected, "one `_trim_memory` in each round that begins without work")
 
 
 def test_task_3_memory_pressure_ends_the_wait():
@@ -367,23 +348,19 @@ def test_task_3_memory_pressure_ends_the_wait():
             "`check_memory` returned True: expected the wait to end and a report to be sent, but "
             "the loop kept waiting (10 waits)"
         ) from None
-    assert len(harness.reports) == 2, (
-        f"expected a report after the check, got {len(harness.reports) - 1}"
-    )
+    assert_equal(len(harness.reports) - 1, 1, "a report after the check")
 
 
 def test_task_3_prefixes_are_precomputed_while_idle():
     """The loop precomputes without waiting; commands take precedence."""
-    harness = LoopHarness(Precompute((1, 2)), add("a"), arrivals={1: [Shutdown()]})
-    harness.run()
-    assert_equal(harness.engine.history, ["add a", "step of a"], "requests before precomputation")
+    history = history_of(Precompute((1, 2)), add("a"), arrivals={1: [Shutdown()]})
+    assert_equal(history, ["add a", "step of a"], "requests before precomputation")
     harness = LoopHarness(Precompute((1, 2)))
     with pytest.raises(EndlessWaitError):
         harness.run()
     expected = ["precompute a page"] * 3
-    assert harness.engine.history[:4] == [*expected, "check memory"], (
-        f"expected three consecutive pages, then a wait, got {harness.engine.history[:4]}"
-    )
+    expected.append("check memory")
+    assert_equal(harness.engine.history[:4], expected, "three consecutive pages, then a wait")
 
 
 def test_task_3_every_step_is_reported_in_order():
@@ -434,7 +411,7 @@ def report(*outputs: Any) -> StepReport:
     return StepReport(outputs, EngineStats())
 
 
-def test_task_4_message_after_a_pause_wakes_the_loop():
+def test_task_4_flushes():
     loop = Loop()
     made, delivered = coalescer(loop)
     message = report(output("a"))
@@ -444,9 +421,6 @@ def test_task_4_message_after_a_pause_wakes_the_loop():
     assert delivered == [], "expected delivery by the event loop, not the engine thread"
     loop.calls[0][1]()
     assert_equal(delivered, [message], "the message to be delivered by the loop")
-
-
-def test_task_4_tokens_wait_for_the_next_flush():
     loop = Loop()
     made, delivered = coalescer(loop, next_flush=float("inf"))
     for text in "abc":

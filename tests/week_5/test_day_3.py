@@ -84,48 +84,35 @@ def test_task_1_gaps_are_exponential(rate):
     arrivals = poisson_arrivals(20_001, rate, seed=3)
     gaps = [after - before for before, after in itertools.pairwise(arrivals)]
     mean = sum(gaps) / len(gaps)
-    assert mean == pytest.approx(1 / rate, rel=0.04), (
-        f"expected a mean gap of {1 / rate} s at {rate} requests per second, got {mean:.3f} s"
-    )
+    assert_equal(mean, pytest.approx(1 / rate, rel=0.04), f"the mean gap at {rate} requests/s")
     for means in (1, 3):
         longer = sum(gap > means / rate for gap in gaps) / len(gaps)
-        assert longer == pytest.approx(math.exp(-means), abs=0.015), (
-            f"expected e^-{means} = {math.exp(-means):.3f} of the gaps to exceed {means} mean "
-            f"gaps, got {longer:.3f}: they are not exponentially distributed"
-        )
+        expected = pytest.approx(math.exp(-means), abs=0.015)
+        assert_equal(longer, expected, f"e^-{means} of the gaps to exceed {means} mean gaps")
 
 
 def test_task_1_arrivals_are_reproducible_and_scale_with_the_rate():
-    arrivals = poisson_arrivals(50, 2.0, seed=1)
-    assert poisson_arrivals(50, 2.0, seed=1) == arrivals, "expected equal arrivals for equal seeds"
-    assert poisson_arrivals(50, 2.0, seed=2) != arrivals, (
-        "expected different arrivals for different seeds"
+    arrivals, same, other, four_times = (
+        poisson_arrivals(50, rate, seed) for rate, seed in ((2.0, 1), (2.0, 1), (2.0, 2), (8.0, 1))
     )
-    four_times = poisson_arrivals(50, 8.0, seed=1)
-    assert four_times == pytest.approx([each / 4 for each in arrivals]), (
-        "expected a quarter of each arrival time at four times the rate"
-    )
+    assert same == arrivals, "expected equal arrivals for equal seeds"
+    assert other != arrivals, "expected different arrivals for different seeds"
+    quarter = pytest.approx([each / 4 for each in arrivals])
+    assert_equal(four_times, quarter, "a quarter of each arrival time at four times the rate")
 
 
-def test_task_2_latency_of_one_request():
+def test_task_2_latency_and_tokens():
     request = RequestTimes(arrival=10.0)
     for now in (10.5, 10.625, 11.25):
         request.record(now, 1)
     assert request.ttft == 0.5, f"expected 10.5 − 10.0 = 0.5 s, got {request.ttft}"
     assert_equal(request.tpot, 0.375, "(11.25 − 10.5) / 2 s, as three tokens have two gaps")
-
-
-def test_task_2_event_may_have_several_tokens():
     request = RequestTimes(arrival=0.0)
     for now, num_tokens in ((1.0, 1), (2.0, 4), (3.0, 3)):
         request.record(now, num_tokens)
     assert request.num_tokens == 8, f"expected 1 + 4 + 3 tokens, got {request.num_tokens}"
-    assert request.tpot == pytest.approx(2 / 7), (
-        f"expected 2 s for the seven tokens after the first, 0.286 s, got {request.tpot:.3f}"
-    )
-
-
-def test_task_2_a_single_token_has_no_time_per_output_token():
+    tpot = pytest.approx(2 / 7)
+    assert_equal(request.tpot, tpot, "2 s for the seven tokens after the first")
     request = RequestTimes(arrival=4.0)
     request.record(6.5, 1)
     assert request.ttft == 2.5
@@ -135,15 +122,9 @@ def test_task_2_a_single_token_has_no_time_per_output_token():
 def test_task_3_requests_are_added_when_due():
     engine = VirtualEngine()
     requests = run(engine, [2, 2, 2], [0.0, 0.5, 4.0])
-    num_sleeps, seconds = len(engine.sleeps), sum(engine.sleeps)
-    assert engine.sleeps == [1.0], (
-        "expected one sleep until the next arrival, from the end of the second output at 103 to "
-        f"104, 1 s; got {num_sleeps} sleeps, {seconds:.3f} s in total"
-    )
-    assert engine.added == [100, 101, 104], (
-        "expected the requests due at 100, 100.5 and 104 before the steps at 100, 101 and 104, got "
-        f"{engine.added}"
-    )
+    assert_equal(engine.sleeps, [1.0], "one sleep, from the end of the second output to 104")
+    hint = "the requests due at 100, 100.5 and 104 before the steps at 100, 101 and 104"
+    assert_equal(engine.added, [100, 101, 104], hint)
     assert [one.first_token for one in requests] == [101, 102, 105]
     assert [one.last_token for one in requests] == [102, 103, 106]
 
@@ -151,17 +132,14 @@ def test_task_3_requests_are_added_when_due():
 def test_task_3_latencies_count_from_the_arrival():
     """Latency includes the wait for the end of the step in progress."""
     ttft = [one.ttft for one in run(VirtualEngine(step_seconds=2.0), [1, 1], [0.0, 0.5])]
-    assert ttft == [2.0, 3.5], (
-        f"expected 2 s, and 3.5 s from the arrival at 0.5 to the second step's end at 4; got {ttft}"
-    )
+    assert_equal(ttft, [2.0, 3.5], "2 s, and 3.5 s from the arrival at 0.5 to the step's end at 4")
 
 
 def test_task_3_queue_grows_under_overload():
     engine = VirtualEngine(max_num_seqs=1)
     requests = run(engine, [2] * 5, [float(second) for second in range(5)])
-    assert engine.added == [100, 101, 102, 103, 104], (
-        f"expected a request every second, although each takes two, got {engine.added}"
-    )
+    hint = "a request every second, although each takes two"
+    assert_equal(engine.added, [100, 101, 102, 103, 104], hint)
     ttft = [one.ttft for one in requests]
     assert_equal(ttft, [1, 2, 3, 4, 5], "a TTFT one second longer for every request")
 
@@ -169,14 +147,10 @@ def test_task_3_queue_grows_under_overload():
 def test_task_3_all_due_requests_are_added():
     engine = VirtualEngine()
     requests = run(engine, [3, 1, 2], [0.0, 0.25, 0.5])
-    assert engine.added == [100, 101, 101], (
-        f"expected both requests due during the first step before the second, got {engine.added}"
-    )
+    hint = "both requests due during the first step before the second"
+    assert_equal(engine.added, [100, 101, 101], hint)
     assert [one.arrival for one in requests] == [100, 100.25, 100.5]
     assert [one.num_tokens for one in requests] == [3, 1, 2]
-
-
-def test_task_3_time_passes_between_clock_reads():
     gaps = [1.5 + number / 20 for number in range(40)]
     requests = run(VirtualEngine(clock_tick=0.3), [1] * 40, list(itertools.accumulate(gaps)))
     assert [one.num_tokens for one in requests] == [1] * 40
@@ -213,9 +187,8 @@ def test_task_4_both_bounds_must_hold():
     cases = {(0.5, 0.25): True, (0.25, 0.125): True, (0.75, 0.125): False, (0.25, 0.5): False}
     actual = {case: slo.is_met(times(8.0, *case)) for case in cases}
     assert actual == cases, f"expected {cases} by (ttft, tpot), got {actual}"
-    assert slo.is_met(times(8.0, 0.5, 0.0, num_tokens=1)) is True, (
-        "expected True: a single token has no TPOT to bound"
-    )
+    one_token = times(8.0, 0.5, 0.0, num_tokens=1)
+    assert slo.is_met(one_token) is True, "expected True: a single token has no TPOT to bound"
     assert SLO().is_met(times(0.0, 1e6, 1e6)) is True, "expected True without bounds"
 
 
@@ -227,10 +200,8 @@ def test_task_4_goodput_counts_good_requests_per_second():
         times(12.0, 0.5, 1.0),  # exceeds the TPOT bound; ends at 16.5
         times(14.0, 0.5, 0.25),  # ends at 15.5
     ]
-    actual = goodput(requests, SLO(ttft=1.0, tpot=0.5))
-    assert actual == pytest.approx(3 / 6.5), (
-        f"expected 3 good requests in the 6.5 s from 10.0 to 16.5, 0.462/s, got {actual:.3f}/s"
-    )
+    actual, expected = goodput(requests, SLO(ttft=1.0, tpot=0.5)), pytest.approx(3 / 6.5)
+    assert_equal(actual, expected, "3 good requests in the 6.5 s from 10.0 to 16.5")
     assert goodput(requests, SLO(ttft=0.1)) == 0
 
 

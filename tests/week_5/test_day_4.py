@@ -65,12 +65,8 @@ pytestmark = pytest.mark.usefixtures("on_cpu")
 )
 def test_task_1_valid_prefix(text, num_valid):
     number, is_complete = JsonScanner().feed(text)
-    assert number == num_valid, (
-        f"expected {text[:num_valid]!r} of {text!r} to be valid, got {text[:number]!r}"
-    )
-    assert is_complete == (num_valid == len(text)), (
-        f"{text!r}: expected is_complete to be {num_valid == len(text)}, got {is_complete}"
-    )
+    assert_equal(text[:number], text[:num_valid], f"the valid part of {text!r} to be")
+    assert_equal(is_complete, num_valid == len(text), f"is_complete of {text!r} to be")
 
 
 def random_value(rng: random.Random, depth: int = 0) -> Any:
@@ -101,19 +97,13 @@ def test_task_1_random_documents_and_edits():
     assert 300 < num_broken < 1200
 
 
-def test_task_1_text_cut_anywhere():
+def test_task_1_text_cut_anywhere_and_after_its_end():
     text = '{"a": [1, {"b": null}, "x]"], "c": {}}'
     for cut in range(1, len(text)):
         scanner = JsonScanner()
         assert scanner.feed(text[:cut]) == (cut, False), f"expected {text[:cut]!r} to be a prefix"
-        number, is_complete = scanner.feed(text[cut:])
         expected = (len(text) - cut, True)
-        assert (number, is_complete) == expected, (
-            f"after {text[:cut]!r}: expected (characters, is_complete) {expected}"
-        )
-
-
-def test_task_1_nothing_but_space_follows_the_value():
+        assert_equal(scanner.feed(text[cut:]), expected, f"(characters, is_complete) at {cut}")
     scanner = JsonScanner()
     assert scanner.feed("{}") == (2, True), "expected '{}' to be complete"
     for text, num_valid in ((" ", 1), (",", 0), ("{", 0)):
@@ -159,10 +149,8 @@ def test_task_2_bits_equal_numpy(width):
     actual = unpack_bitmask(mx.array(packed), width)
     assert actual.dtype == mx.bool_, f"expected bool, got {actual.dtype}"
     assert actual.shape == (3, width), f"expected shape {(3, width)}, got {actual.shape}"
-    assert actual.tolist() == expected.tolist(), (
-        f"expected tokens {np.flatnonzero(expected[0])} in row 0, got "
-        f"{np.flatnonzero(np.array(actual[0]))}"
-    )
+    rows = [[np.flatnonzero(row).tolist() for row in np.array(x)] for x in (actual, expected)]
+    assert_equal(*rows, "the tokens of each row")
 
 
 def plain_request(grammar: Any = None) -> EngineRequest:
@@ -304,10 +292,6 @@ def test_task_4_forced_tokens_save_steps(demo):
         steps.append(statistics.target_steps)
     accepted, drafted = statistics.num_accepted_tokens, statistics.num_draft_tokens
     assert accepted == drafted, f"expected all {drafted} draft tokens accepted, got {accepted}"
-    assert outputs[0] == outputs[1], (
-        f"expected equal outputs with and without draft tokens, got {outputs}"
-    )
+    assert_equal(outputs[0], outputs[1], "equal outputs with and without draft tokens")
     with_drafts, without = steps[1], steps[2] - steps[1]
-    assert with_drafts < without / 2, (
-        f"expected less than half of {without} steps, got {with_drafts}"
-    )
+    assert with_drafts < without / 2, f"expected less than half of {without}, got {with_drafts}"

@@ -65,6 +65,10 @@ def assert_parsed(text: str, expected: list[tuple[str, str]], **options: Any) ->
         assert_equal(merged(deltas + parser.finish()), expected, str(chunks))
 
 
+def assert_calls_parsed(text: str, expected: list[tuple[str, str]]) -> None:
+    assert_parsed(text, expected, thinking_enabled=False, tool_calls=TOOLS)
+
+
 @pytest.mark.parametrize(
     ("text", "tags", "expected"),
     [
@@ -97,12 +101,9 @@ def test_task_1_prefixes_equal_definition():
         for length in range(len(tag)):
             for before in ("", "<", "[", "a b", "<to<"):
                 text = before + tag[:length]
-                ends = [
-                    n
-                    for n in range(len(text) + 1)
-                    if any(text[n:] == t[: len(text) - n] for t in tags)
-                ]
-                expected = max(len(text) - n for n in ends if text[n:] not in tags)
+                ends = [text[n:] for n in range(len(text) + 1)]
+                prefixes = [end for end in ends if any(tag.startswith(end) for tag in tags)]
+                expected = max(len(end) for end in prefixes if end not in tags)
                 actual = tag_prefix_length(text, tags)
                 if not any(complete in text for complete in tags):
                     assert actual == expected, f"{text!r}: expected {expected}, got {actual}"
@@ -115,20 +116,13 @@ def feed_all(parser: OutputParser, *chunks: str) -> list[list[ParsedDelta]]:
 def test_task_1_text_is_emitted_as_early_as_possible():
     parser = OutputParser(False, False, TOOLS)
     actual = feed_all(parser, "Hello", " wor<", "b>", " 1 <tool_box>", " ")
-    expected = [
-        [TextDelta("Hello")],
-        [TextDelta(" wor")],  # `<` is held back, because it may start a tag
-        [TextDelta("<b>")],
-        [TextDelta(" 1 <tool_box>")],
-        [],  # held back, since whitespace before a tag is dropped
-    ]
-    assert actual == expected, f"expected {expected}, got {actual}"
+    # `<` is held back, because it may start a tag; so is the last space, since whitespace before a
+    # tag is dropped.
+    texts = ["Hello", " wor", "<b>", " 1 <tool_box>"]
+    assert_equal(actual, [*([TextDelta(text)] for text in texts), []])
     assert parser.feed("x") == [TextDelta(" x")], "expected the held-back space to precede the text"
-
-
-def test_task_1_held_back_text_is_emitted_at_the_end():
     for text in ("ends with <tool", "a </tool_call> b <", "<<tool_cal"):
-        assert_parsed(text, [("content", text)], thinking_enabled=False, tool_calls=TOOLS)
+        assert_calls_parsed(text, [("content", text)])
 
 
 @pytest.mark.parametrize(
@@ -151,13 +145,10 @@ def test_task_2_reasoning_and_content(text, expected):
     assert_parsed(text, expected)
 
 
-def test_task_2_other_tags():
+def test_task_2_other_tags_and_open_reasoning():
     text = "<seed:think>Hm </think>.</seed:think>Yes."
     expected = [("reasoning", "Hm </think>."), ("content", "Yes.")]
     assert_parsed(text, expected, think_tags=("<seed:think>", "</seed:think>"))
-
-
-def test_task_2_reasoning_opened_by_the_prompt():
     expected = [("reasoning", "Hm."), ("content", "Yes </think>.")]
     assert_parsed("Hm.\n</think>\n\nYes </think>.", expected, reasoning_open=True)
 
@@ -228,49 +219,27 @@ def events(*chunks: str, tool_format: ToolCallFormat | None = None) -> list[Any]
 def test_task_3_events_of_a_call():
     start = '<tool_call>\n{"name": "add", "arguments": {"a": '
     actual = events(start, "17, ", '"b": [25', "]}", "}\n</tool", "_call>")
-    expected = [
-        CallStart("add"),
-        *map(ArgumentsDelta, ['{"a": ', "17, ", '"b": [25', "]}"]),
-        CallEnd(),
-    ]
-    assert actual == expected, f"expected an event for each chunk: {expected}, got {actual}"
+    arguments = map(ArgumentsDelta, ['{"a": ', "17, ", '"b": [25', "]}"])
+    assert_equal(actual, [CallStart("add"), *arguments, CallEnd()], "an event for each chunk")
 
 
-def test_task_3_whitespace_before_the_tag():
+def test_task_3_whitespace_and_end_of_the_output():
     for before in ("\n", " \n\n"):
         actual = events(f"{before}<tool_call>", '{"name": "add", "arguments": {}}')
         expected = [CallStart("add"), ArgumentsDelta("{}"), CallEnd()]
         assert_equal(actual, expected, f"a call after {before!r}, which must be skipped")
-
-
-def test_task_3_output_ends_inside_the_arguments():
     actual = events('<tool_call>{"name": "f", "arguments": {"a": ', "[1")
-    expected = [
-        CallStart("f"),
-        ArgumentsDelta('{"a": '),
-        ArgumentsDelta("[1"),
-        "MalformedCallError",
-    ]
-    assert actual == expected, f"expected {expected}, got {actual}"
+    arguments = ArgumentsDelta('{"a": '), ArgumentsDelta("[1")
+    assert_equal(actual, [CallStart("f"), *arguments, "MalformedCallError"])
 
 
 def test_task_3_call_does_not_depend_on_chunking():
-    arguments = '{"a": 17, "b": [25]}'
-    expected = [("content", "Well."), ("call of add", arguments)]
-    assert_parsed(f"Well.\n{CALL}", expected, thinking_enabled=False, tool_calls=TOOLS)
-    twice = [("call of add", arguments)] * 2
+    call = ("call of add", '{"a": 17, "b": [25]}')
+    assert_calls_parsed(f"Well.\n{CALL}", [("content", "Well."), call])
     for text in (f"{CALL}\n{CALL}", f"{CALL[:-13]}\n{CALL}\n"):  # with and without the end tag
-        assert_parsed(text, twice, thinking_enabled=False, tool_calls=TOOLS)
-
-
-def test_task_3_tags_and_braces_in_a_string():
+        assert_calls_parsed(text, [call] * 2)
     odd = CALL.replace("[25]", '"</tool_call> } ]"')
-    assert_parsed(
-        odd,
-        [("call of add", '{"a": 17, "b": "</tool_call> } ]"}')],
-        thinking_enabled=False,
-        tool_calls=TOOLS,
-    )
+    assert_calls_parsed(odd, [("call of add", '{"a": 17, "b": "</tool_call> } ]"}')])
 
 
 @pytest.mark.parametrize("text", ["no", '["add"]', "</tool_call>"])
@@ -284,19 +253,16 @@ def test_task_3_only_an_object_is_a_call(text):
     "text", ["<tool_call>no</tool_call>", '<tool_call>["add"]</tool_call>', "<tool_call>"]
 )
 def test_task_3_other_text_is_content(text):
-    assert_parsed(text, [("content", text)], thinking_enabled=False, tool_calls=TOOLS)
+    assert_calls_parsed(text, [("content", text)])
 
 
-def test_task_3_deltas_stop_at_the_first_invalid_character():
+def test_task_3_invalid_and_cut_calls():
     text = CALL.replace("17", "yes")
     expected = [("call of add", '{"a": '), ("content", text[text.index("yes") :])]
-    assert_parsed(text, expected, thinking_enabled=False, tool_calls=TOOLS)
-
-
-def test_task_3_end_tag_cut_off_by_the_end_of_the_output():
+    assert_calls_parsed(text, expected)
     expected = [("call of add", '{"a": 17, "b": [25]}')]
     for cut in range(len(CALL) - len("\n</tool_call>"), len(CALL)):
-        assert_parsed(CALL[:cut], expected, thinking_enabled=False, tool_calls=TOOLS)
+        assert_calls_parsed(CALL[:cut], expected)
 
 
 def test_task_3_cut_call_is_a_prefix_of_the_call():
@@ -344,13 +310,10 @@ def test_task_4_forced_token(output, draft_tokens, in_thinking, expected):
         assert_equal(actual, expected, f"budget 2, {output} + {draft_tokens}")
 
 
-def test_task_4_budget_of_zero():
+def test_task_4_budget_of_zero_and_rejected_draft_tokens():
     budget = ThinkingBudget(1, 0, START, END, in_thinking=False)
     assert budget.forced_token([1], []) is None, "expected no forced token before <think>"
     assert_equal(budget.forced_token([1, START], []), END, f"{END} right after <think>")
-
-
-def test_task_4_rejected_draft_tokens_do_not_count():
     budget, tokens = ThinkingBudget(1, 3, START, END, in_thinking=True), [0]
     for draft_tokens in ([1], [1, 1], [END, 5], []):  # all rejected
         budget.forced_token(tokens, draft_tokens)

@@ -75,10 +75,8 @@ def test_task_2_break_even(num_running):
     # Duration of a step. The unit is the time by which one more token lengthens a step.
     seconds = FREE_TOKENS_PER_STEP + num_running
     plain, drafted = num_running / seconds, (num_running + probability) / (seconds + 1)
-    assert drafted == pytest.approx(plain), (
-        f"{num_running} running: expected a draft token of probability {probability:.3f} to leave "
-        f"the throughput at {plain:.4f} tokens per unit of time, got {drafted:.4f}"
-    )
+    hint = f"the throughput with a draft token of probability {probability:.3f} to be unchanged"
+    assert_equal(drafted, pytest.approx(plain), hint)
 
 
 def test_task_2_acceptance_rates_move_toward_outcomes():
@@ -86,14 +84,10 @@ def test_task_2_acceptance_rates_move_toward_outcomes():
     assert rates.rate(2) == 0.5
     rates.update(2, True)
     expected = 0.5 + 0.5 / ESTIMATE_WINDOW
-    assert rates.rate(2) == pytest.approx(expected), (
-        f"expected {expected:.4f}, an eighth of the way from 0.5 to 1, got {rates.rate(2):.4f}"
-    )
+    assert_equal(rates.rate(2), pytest.approx(expected), "an eighth of the way from 0.5 to 1")
     rates.update(2, False)
     expected -= expected / ESTIMATE_WINDOW
-    assert rates.rate(2) == pytest.approx(expected), (
-        f"expected {expected:.4f}, an eighth of the way to 0, got {rates.rate(2):.4f}"
-    )
+    assert_equal(rates.rate(2), pytest.approx(expected), "an eighth of the way to 0")
     assert_equal(rates.rate(3), pytest.approx(2 / 3), "unchanged rates of other lengths")
 
 
@@ -101,22 +95,11 @@ def test_task_2_long_matches_share_a_rate():
     rates = AcceptanceRates()
     before = rates.rate(MAX_MATCH_LENGTH)
     rates.update(MAX_MATCH_LENGTH + 12, False)
+    expected = pytest.approx(before * (1 - 1 / ESTIMATE_WINDOW))
     for length in (MAX_MATCH_LENGTH, MAX_MATCH_LENGTH + 12, 500):
-        expected = before * (1 - 1 / ESTIMATE_WINDOW)
-        assert rates.rate(length) == pytest.approx(expected), (
-            f"length {length}: expected {expected:.4f}, got {rates.rate(length):.4f}"
-        )
-    low = rates.rate(MAX_MATCH_LENGTH - 1)
-    assert low == pytest.approx(1 - 1 / (MAX_MATCH_LENGTH - 1)), (
-        "expected the rates of shorter match lengths to be unchanged"
-    )
-
-
-def match_of(text: Sequence[int]) -> tuple[int, int]:
-    """Position of the predicted token, and length of the match."""
-    index = NgramIndex(text)
-    index.update()
-    return index.next_position, index.match_length
+        assert_equal(rates.rate(length), expected, f"the rate of length {length}")
+    low, expected = rates.rate(MAX_MATCH_LENGTH - 1), 1 - 1 / (MAX_MATCH_LENGTH - 1)
+    assert_equal(low, pytest.approx(expected), "unchanged rates of shorter match lengths")
 
 
 MATCHES = {
@@ -133,12 +116,11 @@ MATCHES = {
 
 @pytest.mark.parametrize(("text", "expected"), MATCHES.values(), ids=MATCHES)
 def test_task_3_examples(text, expected):
-    actual = match_of(text)
+    index = NgramIndex(text)
+    index.update()
+    actual = index.next_position, index.match_length
     assert_equal(actual, expected, f"the next position and match length {expected} ({text})")
-
-
-def test_task_3_longer_match_takes_precedence():
-    """Predicts 5, which followed `1 2 3 4`, not 8, which followed a later `3 4`."""
+    # Predicts 5, which followed `1 2 3 4`, not 8, which followed a later `3 4`.
     text = [1, 2, 3, 4, 5, 3, 4, 8, 6, 1, 2, 7, 1, 2, 3, 4]
     index = NgramIndex(text)
     index.update()
@@ -170,9 +152,7 @@ def test_task_3_equals_naive_search(vocabulary):
         text += [draw.randrange(vocabulary) for _ in range(draw.randrange(1, 4))]
         index.update()
         actual = index.next_position, index.match_length
-        assert actual == naive_match(text), (
-            f"{text}: expected next position and match length {naive_match(text)}, got {actual}"
-        )
+        assert_equal(actual, naive_match(text), f"next position and match length of {text}")
 
 
 def test_task_3_every_prediction_is_counted():
@@ -182,11 +162,9 @@ def test_task_3_every_prediction_is_counted():
     for length, is_accepted in ((2, True), (3, True), (4, False)):
         expected.update(length, is_accepted)
     for length in (2, 3, 4, 5):
-        actual, right = index.acceptance.rate(length), expected.rate(length)
-        assert actual == pytest.approx(right), (
-            f"{text}: 3 and 4 were predicted, 9 was not: expected an acceptance rate of "
-            f"{right:.3f} for matches of length {length}, got {actual:.3f}"
-        )
+        actual, right = index.acceptance.rate(length), pytest.approx(expected.rate(length))
+        hint = f"matches of length {length}'s rate in {text}: 3 and 4 were predicted, 9 was not"
+        assert_equal(actual, right, hint)
 
 
 QUOTE = list(range(100, 130))
@@ -213,14 +191,11 @@ def test_task_4_draft_follows_the_match(text, max_tokens, expected):
 def test_task_4_probabilities_are_multiplied(min_probability, expected):
     """A draft token's probability is the product of all rates up to its own."""
     index = NgramIndex([1, 2, 3, 4, 5, 6, 7, 1, 2])
-    index.acceptance.update(2, False)  # 1/2 → 7/16
-    index.acceptance.update(2, False)  # 7/16 → 0.383
-    index.acceptance.update(2, False)  # 0.383 → 0.335
+    for _ in range(3):
+        index.acceptance.update(2, False)  # 1/2 → 7/16 → 0.383 → 0.335
     actual = len(index.draft_tokens(min_probability))
-    assert actual == expected, (
-        f"the first three draft tokens have probabilities 0.335, 0.223 and 0.167: expected "
-        f"{expected} with a probability of at least {min_probability}, got {actual}"
-    )
+    hint = f"draft tokens of at least {min_probability}; the first have 0.335, 0.223 and 0.167"
+    assert_equal(actual, expected, hint)
 
 
 def test_task_4_fewer_drafts_under_load():

@@ -43,27 +43,18 @@ def test_task_1_key_of_each_protocol(body, expected):
     assert_equal(key_of(**body), expected)
 
 
-def test_task_1_fields_are_in_prompt_order():
+def test_task_1_key_of_a_conversation():
     """The `system` field comes first in the prompt, even if last in the body."""
     first = key_of(system="S", messages=TURN)
     last = key_of(messages=TURN, system="S")
     assert first == last == "S\nWhat is two?", f"expected the system message first, got {last!r}"
-
-
-def test_task_1_next_turn_extends_the_key():
     first = key_of(model="demo", messages=TURN, temperature=0)
     turns = [*TURN, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And 3?"}]
     second = key_of(temperature=1, messages=turns, stream=True)
     assert_equal(second, first + " 2 And 3?", f"the key to start with {first!r}")
-
-
-def test_task_1_different_tokens_have_different_keys():
     one, other = key_of(prompt=[1, 22]), key_of(prompt=[12, 2])
     assert one != other, f"expected different keys, got {one!r} for both"
-
-
-def test_task_1_deeply_nested_body():
-    """A body that the JSON parser accepts must not exceed the recursion limit."""
+    # A body that the JSON parser accepts must not exceed the recursion limit.
     assert_equal(routing_key(b'{"prompt": ' + b"[" * 900 + b'"x"' + b"]" * 900 + b"}"), "x")
 
 
@@ -72,15 +63,14 @@ def test_task_1_deeply_nested_body():
 )
 def test_task_2_whole_pieces_have_hashes(length):
     hashes = chunk_hashes("x" * length)
-    assert len(hashes) == length // CHUNK_LENGTH, (
-        f"expected {length // CHUNK_LENGTH} hashes of {length} characters, got {len(hashes)}"
+    assert_equal(
+        len(hashes), length // CHUNK_LENGTH, f"the number of hashes of {length} characters"
     )
 
 
 def test_task_2_hash_depends_on_preceding_pieces():
-    assert chunk_hashes(A + B) == chunk_hashes(A + B + "rest"), (
-        "expected equal hashes, because a partial chunk is not hashed"
-    )
+    longer = chunk_hashes(A + B + "rest")
+    assert_equal(longer, chunk_hashes(A + B), "equal hashes, as a partial chunk is not hashed")
     both = set(chunk_hashes(A + C)) & set(chunk_hashes(B + C))
     assert not both, f"expected no common hashes of AC and BC, got {len(both)}"
     repeated = set(chunk_hashes(A * 3))
@@ -103,10 +93,8 @@ def test_task_2_each_piece_is_hashed_once(monkeypatch):
     monkeypatch.setattr(routing, "hash", counting_hash, raising=False)
     key = "".join(f"{index:{CHUNK_LENGTH}}" for index in range(50))
     chunk_hashes(key)
-    assert num_hashed <= len(key), (
-        "each chunk must be hashed once, with the hash of the previous chunk: expected at most "
-        f"{len(key)} characters hashed, got {num_hashed}"
-    )
+    hint = "hash each chunk once, with the hash of the previous chunk"
+    assert num_hashed <= len(key), f"{hint}: expected at most {len(key)}, got {num_hashed}"
 
 
 @pytest.mark.parametrize(
@@ -128,30 +116,21 @@ def test_task_2_match_is_the_longest_known_prefix(key, expected):
     assert_equal(index.match(key), expected * CHUNK_LENGTH, f"{expected * CHUNK_LENGTH} characters")
 
 
-def test_task_2_least_recently_used_is_evicted():
+def test_task_2_eviction():
     index = PrefixIndex(2)
     for key in (A, B, A, C):
         index.insert(key)
     assert index.num_chunks == 2, f"expected 2 chunks, the capacity, got {index.num_chunks}"
     found = [index.match(key) // CHUNK_LENGTH for key in (A, B, C)]
     assert found == [1, 0, 1], f"expected A and C to remain, got {found} chunks of A, B, C"
-
-
-def test_task_2_last_piece_is_evicted_first():
     index = PrefixIndex(3)
     index.insert(A + B + C)
     index.insert(D)
     left = index.match(A + B + C) // CHUNK_LENGTH
     assert left == 2, f"expected the first two of three chunks to remain, got a match of {left}"
-
-
-def test_task_2_long_key_keeps_its_beginning():
     index = PrefixIndex(2)
     index.insert(A + B + C + D)
     assert_equal(index.match(A + B + C + D) // CHUNK_LENGTH, 2, "a match of 2 chunks, the capacity")
-
-
-def test_task_2_match_does_not_count_as_use():
     index = PrefixIndex(2)
     index.insert(A)
     index.insert(B)
@@ -172,17 +151,11 @@ def assert_chosen(router: PrefixAwareRouter, key: str, loads: dict[int, int], ex
     assert_equal(router.choose(key, loads), expected, f"replica {expected} (loads {loads})")
 
 
-def test_task_3_longest_match_wins():
+def test_task_3_match_then_load():
     assert_chosen(router_with(A + B, A + B + C, A), A + B + C + D, {0: 0, 1: 2, 2: 0}, 1)
-
-
-def test_task_3_least_busy_without_a_match():
     router = router_with(A, B, C)
     assert_chosen(router, D, {0: 3, 1: 1, 2: 2}, 1)
     assert_chosen(router, "", {0: 3, 1: 2, 2: 1}, 2)
-
-
-def test_task_3_ties_go_to_the_fewest_pieces():
     assert_chosen(router_with(A + B + C, A, A + B), D, {0: 1, 1: 1, 2: 1}, 1)
 
 
@@ -203,21 +176,15 @@ def test_task_3_short_match_does_not_count():
     assert_chosen(router, A + B + C + D, {0: 1, 1: 0}, 0)
 
 
-def test_task_3_chosen_replica_is_remembered_immediately():
+def test_task_3_memory_of_choices():
     """Requests with the same new prompt share a replica before the first starts."""
     router = PrefixAwareRouter(100)
     assert_chosen(router, A + B, {0: 1, 1: 0}, 1)
     assert_chosen(router, A + B, {0: 1, 1: 1}, 1)
     assert_chosen(router, A + B, {0: 1, 1: 2}, 1)
-
-
-def test_task_3_only_the_chosen_replica_is_remembered():
     router = router_with(A + B)
     assert_chosen(router, A + B, {0: 1, 1: 0}, 0)
     assert_chosen(router, A + B, {0: 1, 1: 0, 2: 0}, 0)
-
-
-def test_task_3_only_given_replicas_are_chosen():
     assert_chosen(router_with(A, B, C), C, {0: 0, 1: 0}, 0)
 
 
@@ -296,7 +263,7 @@ async def test_task_4_response_is_streamed_and_counted():
     assert_equal(router.choices, [("Once", {0: 0, 1: 0})], "the request's key")
 
 
-async def test_task_4_closed_stream_is_no_longer_counted():
+async def test_task_4_requests_that_end_early():
     """If the client disconnects, the gateway closes the response generator."""
     replica = ScriptedReplica(b"1", None, b"2")
     pool, router = pool_of(replica)
@@ -306,10 +273,7 @@ async def test_task_4_closed_stream_is_no_longer_counted():
     assert pool.loads == {0: 0}, f"expected no request in flight, got {pool.loads}"
     assert replica.num_closed == 1, "expected the replica's generator to be closed once"
     assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
-
-
-async def test_task_4_failed_request_is_no_longer_counted():
-    """An internal error of a replica does not mean that the replica is lost."""
+    # An internal error of a replica does not mean that the replica is lost.
     pool, router = pool_of(ScriptedReplica(RuntimeError("internal error")))
     with pytest.raises(RuntimeError, match="internal error"):
         await bodies(stream(pool))
@@ -326,9 +290,7 @@ async def test_task_4_lost_replica_gets_no_further_requests():
     assert_equal(router.forgotten, [0], "replica 0 to be forgotten")
     assert_equal(await bodies(stream(pool)), [b"2"], "the other replica's response")
     number = pool.add(ScriptedReplica(b"3"))
-    assert (number, pool.loads) == (2, {1: 0, 2: 0}), (
-        f"expected replica 2 and no load, got {number}, {pool.loads}"
-    )
+    assert_equal((number, pool.loads), (2, {1: 0, 2: 0}), "replica 2 and no load")
 
 
 async def test_task_4_lost_replica_fails_all_its_requests():
@@ -341,9 +303,7 @@ async def test_task_4_lost_replica_fails_all_its_requests():
     lost.resume.set()
     results = await asyncio.gather(*map(bodies, both), return_exceptions=True)
     kinds = [type(result).__name__ for result in results]
-    assert kinds == ["ReplicaLostError"] * 2, (
-        f"expected ReplicaLostError for both requests, got {results}"
-    )
+    assert_equal(kinds, ["ReplicaLostError"] * 2, "both requests' errors")
     assert pool.loads == {}, f"expected an empty pool, got {pool.loads}"
 
 

@@ -61,12 +61,13 @@ def test_task_1_rank_owns_kv_heads_of_its_query_heads(H_q, H, size):
     for part in parts_of(size, num_attention_heads=H_q, num_key_value_heads=H):
         own = range(part.rank * H_q // size, (part.rank + 1) * H_q // size)
         expected = sorted({head // (H_q // H) for head in own})
-        heads = list(part.kv_head_range)
-        assert heads == expected, (
-            f"rank {part.rank} of {size} has query heads {own.start} to {own.stop - 1} of {H_q}: "
-            f"expected key/value heads {expected} of {H}, got {heads}"
-        )
+        what = f"KV heads of rank {part.rank}, which has query heads {own.start} to {own.stop - 1}"
+        assert_equal(list(part.kv_head_range), expected, what)
         assert part.config.num_key_value_heads == len(expected)
+
+
+def shards(name: str, tensor: mx.array, size: int = 2) -> list[mx.array]:
+    return [part.slice_tensor(name, tensor) for part in parts_of(size)]
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -78,55 +79,40 @@ def test_task_2_concatenated_shards_equal_the_matrix(layer, axis, size):
     whole = mx.arange(128 * 64).reshape(128, 64)
     # Quantized matrices are sharded like unquantized ones.
     for kind in ("weight", "scales", "biases"):
-        cut = [
-            part.slice_tensor(f"model.layers.0.x.{layer}.{kind}", whole) for part in parts_of(size)
-        ]
-        assert_close(
-            mx.concatenate(cut, axis).astype(mx.float32), whole.astype(mx.float32), kind, 0
-        )
+        cut = shards(f"model.layers.0.x.{layer}.{kind}", whole, size)
+        assert_equal(mx.concatenate(cut, axis).tolist(), whole.tolist(), kind)
         assert len({each.shape for each in cut}) == 1, "expected shards of equal shape"
 
 
 def test_task_2_kv_shards_by_head_and_embedding_by_token():
     # 2 heads of 32 rows each.
     heads = mx.repeat(mx.arange(2), 32)[:, None] * mx.ones((1, 8), mx.int32)
-    cut = [
-        part.slice_tensor("model.layers.0.self_attn.k_proj.weight", heads) for part in parts_of(4)
-    ]
+    cut = shards("model.layers.0.self_attn.k_proj.weight", heads, 4)
     assert_equal([each.shape for each in cut], [(32, 8)] * 4, "all 32 rows of one head per rank")
-    assert [each[0, 0].item() for each in cut] == [0, 0, 1, 1], (
-        "expected adjacent ranks to share a head"
-    )
-    table = mx.arange(211)[:, None]
-    cut = [part.slice_tensor("model.embed_tokens.weight", table) for part in parts_of(2)]
+    firsts = [each[0, 0].item() for each in cut]
+    assert_equal(firsts, [0, 0, 1, 1], "adjacent ranks to share a head")
+    cut = shards("model.embed_tokens.weight", mx.arange(211)[:, None])
     assert [(each[0].item(), each.shape[0]) for each in cut] == [(0, 106), (106, 105)]
 
 
 def test_task_2_norms_and_router_are_replicated_and_experts_sharded():
     parts = parts_of(2, read_config({**MIXTURE, "moe_intermediate_size": 64}))
     norm, router, experts = mx.arange(128), mx.zeros((6, 128)), mx.zeros((6, 64, 128))
-    for part in parts:
-        assert part.slice_tensor("model.layers.0.input_layernorm.weight", norm).shape == (128,)
-        assert part.slice_tensor("model.layers.0.mlp.gate.weight", router).shape == (6, 128)
-        assert part.slice_tensor("model.layers.0.mlp.switch_mlp.up_proj.weight", experts).shape == (
-            6,
-            32,
-            128,
-        )
+    for name, tensor, shape in (
+        ("input_layernorm", norm, (128,)),
+        ("mlp.gate", router, (6, 128)),
+        ("mlp.switch_mlp.up_proj", experts, (6, 32, 128)),
+    ):
+        for part in parts:
+            assert part.slice_tensor(f"model.layers.0.{name}.weight", tensor).shape == shape
 
 
 def test_task_2_row_biases_are_sharded_and_sum_biases_added_once():
     bias = mx.arange(1, 129)
-    for part in parts_of(2):
-        own = part.slice_tensor("model.layers.0.self_attn.q_proj.bias", bias)
-        assert own.tolist() == list(range(1 + 64 * part.rank, 65 + 64 * part.rank))
-    added = [part.slice_tensor("model.layers.0.mlp.down_proj.bias", bias) for part in parts_of(2)]
-    assert_close(
-        (added[0] + added[1]).astype(mx.float32),
-        bias.astype(mx.float32),
-        "bias added once by two ranks",
-        0,
-    )
+    for rank, own in enumerate(shards("model.layers.0.self_attn.q_proj.bias", bias)):
+        assert own.tolist() == list(range(1 + 64 * rank, 65 + 64 * rank))
+    first, second = shards("model.layers.0.mlp.down_proj.bias", bias)
+    assert_equal((first + second).tolist(), bias.tolist(), "bias added once by two ranks")
 
 
 def test_task_2_mlp_shards_sum_to_the_full_output():
@@ -171,9 +157,7 @@ def test_task_3_large_arrays_are_split_into_messages(ranks):
     total = together.run(lambda group: all_reduce(arrays[group.rank()], group))[0]
     assert_same_bits(total, arrays[0] + arrays[1], "sum")
     largest = max(int(np.prod(shape)) * 4 for shape in together.sums + together.gathers)
-    assert largest <= MAX_MESSAGE_BYTES, (
-        f"expected messages of at most {MAX_MESSAGE_BYTES} B, got {largest}"
-    )
+    assert largest <= MAX_MESSAGE_BYTES, f"expected at most {MAX_MESSAGE_BYTES} B, got {largest}"
 
 
 def test_task_3_attention_and_mlp_outputs_are_summed(ranks, monkeypatch):
@@ -199,9 +183,8 @@ def test_task_3_attention_and_mlp_outputs_are_summed(ranks, monkeypatch):
         return block(mx.array([5.0]), None, (mx.zeros(1), mx.zeros(1)), Writer())  # type: ignore[arg-type]
 
     for rank, (x, update) in enumerate(ranks(2).run(layer)):
-        where = f"on rank {rank}"
-        assert x.item() == 8.0, f"{where}: expected 5 + (1 + 2) = 8 after attention, got {x.item()}"
-        assert update.item() == 880.0, f"{where}: expected 880 after the MLP, got {update.item()}"
+        assert_equal(x.item(), 8.0, f"5 + (1 + 2) = 8 after attention on rank {rank}")
+        assert_equal(update.item(), 880.0, f"880 after the MLP on rank {rank}")
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import as_numpy, assert_close, random
+from tests.support import as_numpy, assert_close, assert_equal, random
 from tiny_llm import LLM, SamplingParams, kernels
 from tiny_llm.kv_storage.int8_rows import (
     dequantize_rows,
@@ -25,9 +25,8 @@ def row(integers: list[int], scale: float) -> mx.array:
     return mx.array(data)
 
 
-def assert_equal(actual: mx.array, expected: mx.array, what: str) -> None:
-    assert actual.shape == expected.shape, f"{what}: expected {expected.shape}, got {actual.shape}"
-    assert actual.dtype == expected.dtype, f"{what}: expected {expected.dtype}, got {actual.dtype}"
+def assert_same(actual: mx.array, expected: mx.array, what: str) -> None:
+    assert_equal((actual.shape, actual.dtype), (expected.shape, expected.dtype), what)
     a, e = np.array(actual), np.array(expected)
     np.testing.assert_array_equal(a, e, err_msg=f"{what}: expected {e.tolist()}, got {a.tolist()}")
 
@@ -49,9 +48,7 @@ def test_task_1_one_scale_per_token_and_head():
 def test_task_1_non_finite_element_makes_the_scale_nan(bad):
     scales = row_scales(mx.array([[1.0, bad], [1.27, 0.5]])).flatten().tolist()
     assert np.isnan(scales[0]), f"expected NaN for a row with {bad}, got {scales[0]}"
-    assert np.isfinite(scales[1]), (
-        f"expected a finite scale, 0.01, for the finite row, got {scales[1]}"
-    )
+    assert np.isfinite(scales[1]), f"expected a finite scale for the finite row, got {scales[1]}"
 
 
 def test_task_1_zeros_and_tiny_rows_have_scale_0():
@@ -74,17 +71,15 @@ def test_task_2_dequantized_row():
     floats = dequantize_rows(mx.stack([row([127, -3, 0, 5], 0.5), row([-128, 1, 2, 3], 2.0)]))
     assert floats.dtype == mx.float32, f"expected float32, got {floats.dtype}"
     expected = mx.array([[63.5, -1.5, 0.0, 2.5], [-256.0, 2.0, 4.0, 6.0]])
-    assert_equal(floats, expected, "integers · scale")
+    assert_same(floats, expected, "integers · scale")
 
 
 def test_task_2_error_is_at_most_half_a_step(dtype):
     x = (random(40, 2, 24) * mx.exp(2 * random(40, 2, 1))).astype(dtype)
     floats = dequantize_rows(quantize_rows(x))
     steps = np.abs(as_numpy(x)).max(-1, keepdims=True) / 127
-    errors = np.abs(as_numpy(floats) - as_numpy(x)) / steps
-    assert errors.max() <= 0.501, (
-        f"expected an error of at most half a step of the row's scale, got {errors.max():.3f} steps"
-    )
+    error = (np.abs(as_numpy(floats) - as_numpy(x)) / steps).max()
+    assert error <= 0.501, f"expected an error of at most half a step of the scale, got {error:.3f}"
 
 
 def near_ties(num_rows: int) -> mx.array:
@@ -102,9 +97,8 @@ def test_task_2_multiplies_by_the_inverse_of_the_scale():
     inverses = np.float32(1) / rows[:, -4:].copy().view(np.float32)
     expected = np.rint(np.array(x) * inverses)
     num_different = int((rows[:, :-4] != expected).sum())
-    assert num_different == 0, (
-        f"{num_different} of {expected.size} integers differ from x · (1 / scale), rounded: "
-        "multiply by 1 / scale, as the kernels do"
+    assert_equal(
+        num_different, 0, "integers other than x · (1 / scale), rounded, as the kernels do"
     )
 
 
@@ -122,9 +116,9 @@ def test_task_2_zeros_stay_zeros_and_non_finite_rows_are_nan():
 def test_task_2_rows_are_batch_invariant():
     x = random(2, 9, 16) * mx.exp(random(2, 9, 1))
     together = quantize_rows(x)
-    assert_equal(together[1, 4], quantize_rows(x[1, 4]), "a row in a batch and alone")
+    assert_same(together[1, 4], quantize_rows(x[1, 4]), "a row in a batch and alone")
     chunks = mx.concatenate([quantize_rows(x[:, :5]), quantize_rows(x[:, 5:])], axis=1)
-    assert_equal(chunks, together, "rows in two chunks and in one")
+    assert_same(chunks, together, "rows in two chunks and in one")
 
 
 def some_pages(num_pages: int, H: int, page_size: int, D: int) -> mx.array:
@@ -138,29 +132,20 @@ def test_task_3_token_is_written_to_its_slot():
     before = pages + 0
     written = write_int8_rows(pages, token, mx.array([[6]], mx.int32))
     assert written.shape == pages.shape, f"expected {pages.shape}, got {written.shape}"
-    assert_equal(written[1, :, 2], quantize_rows(token)[0, :, 0], "row 2 of page 1")
+    assert_same(written[1, :, 2], quantize_rows(token)[0, :, 0], "row 2 of page 1")
     changed = np.argwhere((np.array(written) != np.array(before)).any(-1)).tolist()
-    assert changed == [[1, 0, 2], [1, 1, 2]], (
-        f"expected [page, head, row] [1, 0, 2] and [1, 1, 2] to change, got {changed}"
-    )
-
-
-def test_task_3_argument_is_not_modified():
-    pages = some_pages(2, 1, 4, 8)
-    before = pages + 0
-    write_int8_rows(pages, random(1, 1, 2, 8), mx.array([[0, 5]], mx.int32))
-    assert mx.array_equal(pages, before), (
-        "write_int8_rows changed the caller's pages; copy them first"
-    )
+    assert_equal(changed, [[1, 0, 2], [1, 1, 2]], "[page, head, row] to change")
+    copied = "expected the caller's pages to be unchanged: copy them first"
+    assert mx.array_equal(pages, before), copied
 
 
 def test_task_3_slot_minus_1_skips_a_token():
     pages, tokens = some_pages(2, 2, 4, 8), random(2, 2, 2, 8)
     written = write_int8_rows(pages, tokens, mx.array([[-1, 3], [-1, -1]], mx.int32))
-    assert_equal(written[0, :, 3], quantize_rows(tokens)[0, :, 1], "slot 3")
-    assert_equal(written[1], pages[1], "last page, which no slot refers to")
+    assert_same(written[0, :, 3], quantize_rows(tokens)[0, :, 1], "slot 3")
+    assert_same(written[1], pages[1], "last page, which no slot refers to")
     nothing = write_int8_rows(pages, tokens, mx.array([[-1, -1], [-1, -1]], mx.int32))
-    assert_equal(nothing, pages, "pages after a write without tokens")
+    assert_same(nothing, pages, "pages after a write without tokens")
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
@@ -169,7 +154,7 @@ def test_task_3_equals_the_kernel(dtype, page_size):
     tokens = random(3, 2, 4, 24, dtype=dtype)
     slots = mx.array([[5, 6, 7, 8], [0, -1, 1, -1], [15, 14, 13, 12]], mx.int32)
     expected = kernels.paged_cache_write(pages, tokens, slots)
-    assert_equal(write_int8_rows(pages, tokens, slots), expected, "pages written by the kernel")
+    assert_same(write_int8_rows(pages, tokens, slots), expected, "pages written by the kernel")
 
 
 def test_task_3_near_ties_equal_the_kernel():
@@ -178,10 +163,7 @@ def test_task_3_near_ties_equal_the_kernel():
     slots = mx.arange(50, dtype=mx.int32)[None]
     expected = np.array(kernels.paged_cache_write(pages, tokens, slots))
     num_different = int((np.array(write_int8_rows(pages, tokens, slots)) != expected).sum())
-    assert num_different == 0, (
-        f"{num_different} bytes differ from the kernel's pages: multiply by 1 / scale, as the "
-        "kernels do"
-    )
+    assert_equal(num_different, 0, "bytes other than the kernel's, which multiplies by 1 / scale")
 
 
 def test_task_4_pages_of_the_block_table():
@@ -194,32 +176,23 @@ def test_task_4_pages_of_the_block_table():
 
 def test_task_4_reads_only_the_table_pages():
     floats, _ = read_int8_pages(some_pages(100, 1, 4, 8), mx.array([[17], [3]], mx.int32))
-    assert floats.shape == (2, 1, 4, 8), (
-        f"expected 2×1×4×8, the table's 2 pages of 100, got {floats.shape}"
-    )
-
-
-def test_task_4_negative_ids_are_not_read():
+    assert_equal(floats.shape, (2, 1, 4, 8), "2×1×4×8, the table's 2 pages of 100")
     pages = some_pages(3, 1, 4, 8)
     floats, table = read_int8_pages(pages, mx.array([[2, -1], [1, 0]], mx.int32))
     assert table.dtype == mx.int32, f"expected an int32 table, got {table.dtype}"
     read = [int(table[b, j]) for b, j in ((0, 0), (1, 0), (1, 1))]
-    assert_equal(floats[mx.array(read)], dequantize_rows(pages[mx.array([2, 1, 0])]), "pages 2 1 0")
-    assert 0 <= int(table[0, 1]) < len(floats), (
-        f"expected a valid page for the padding, got {int(table[0, 1])} of {len(floats)}"
-    )
+    assert_same(floats[mx.array(read)], dequantize_rows(pages[mx.array([2, 1, 0])]), "pages 2 1 0")
+    padding = int(table[0, 1])
+    assert 0 <= padding < len(floats), f"expected a valid page for the padding, got {padding}"
 
 
 def test_task_4_engine_output_equals_the_kernel(demo):
     tokens = {}
     for backend in ("paged", "reference"):
         llm = LLM(demo, kv_cache_dtype="int8", attention_backend=backend, kv_cache_bytes=2**21)
-        outputs = llm.generate(
-            ["What is the KV cache?", "Name the primary colours."], GREEDY, use_tqdm=False
-        )
+        prompts = ["What is the KV cache?", "Name the primary colours."]
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
         for output in outputs:
             assert output.error is None, output.error
         tokens[backend] = [output.token_ids for output in outputs]
-    assert tokens["reference"] == tokens["paged"], (
-        f"expected the kernel's tokens {tokens['paged']}, got {tokens['reference']}"
-    )
+    assert_equal(tokens["reference"], tokens["paged"], "the kernel's tokens")

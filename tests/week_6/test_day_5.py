@@ -43,13 +43,14 @@ def tree_of(num_pages: int, num_slots: int = 4) -> tuple[list[PrefixNode], Check
     return extend(PrefixNode(None, (), -1), num_pages), Checkpoints(allocator), allocator
 
 
+def root_of(node: PrefixNode) -> PrefixNode:
+    return node if node.parent is None else root_of(node.parent)
+
+
 def put_checkpoint(
     checkpoints: Checkpoints, node: PrefixNode, pages: int = 1, priority: int = 0
 ) -> Checkpoint:
-    root = node
-    while root.parent is not None:
-        root = root.parent
-    checkpoint = Checkpoint(checkpoints.allocate(), pages, False, priority, root)
+    checkpoint = Checkpoint(checkpoints.allocate(), pages, False, priority, root_of(node))
     checkpoints.by_node[node] = checkpoint
     return checkpoint
 
@@ -61,19 +62,13 @@ def test_task_1_hit_ends_at_the_last_checkpoint(depths, expected):
     path, checkpoints, _ = tree_of(6)
     for depth in depths:
         put_checkpoint(checkpoints, path[depth - 1])
-    actual = checkpoints.last(path)
-    assert_equal(
-        actual, expected, f"a hit of {expected} pages (6 cached pages, states after page {depths})"
-    )
+    assert_equal(checkpoints.last(path), expected, f"pages of a hit with states after {depths}")
 
 
-def test_task_1_checkpoint_of_another_branch_is_not_a_hit():
+def test_task_1_hits_of_checkpoints():
     path, checkpoints, _ = tree_of(3)
     put_checkpoint(checkpoints, extend(path[1], 1, first=50)[0])
     assert_equal(checkpoints.last(path), 0, "0 pages (the only checkpoint is in another branch)")
-
-
-def test_task_1_hit_adds_an_owner():
     path, checkpoints, allocator = tree_of(3)
     checkpoint = put_checkpoint(checkpoints, path[2])
     slot = checkpoints.hit(path[2])
@@ -82,9 +77,6 @@ def test_task_1_hit_adds_an_owner():
     assert owners == 2, f"expected two owners, the tree and the request, got {owners}"
     assert checkpoint.num_hits == 1, f"expected one hit, got {checkpoint.num_hits}"
     assert path[2] not in checkpoints.evictable
-
-
-def test_task_1_hit_refreshes_a_checkpoint():
     path, checkpoints, _ = tree_of(3)
     checkpoint = put_checkpoint(checkpoints, path[2], pages=5, priority=5)
     checkpoints._clock = 30
@@ -114,27 +106,21 @@ def test_task_2_checkpoint_is_not_overwritten(monkeypatch, is_checkpoint):
     [request.last_node] = extend(PrefixNode(None, (), -1), 1)
     if is_checkpoint:
         states._allocator.share(slots.current)
-        states.checkpoints.by_node[request.last_node] = Checkpoint(
-            slots.current, 1, False, 1, request.last_node.parent
-        )
+        checkpoint = Checkpoint(slots.current, 1, False, 1, request.last_node.parent)
+        states.checkpoints.by_node[request.last_node] = checkpoint
     else:
         monkeypatch.setattr(states, "_allocate_next", lambda request: 3)
     states.begin_step([request], [])
     if not is_checkpoint:
         assert slots.next == -1, f"expected no next slot for an unshared slot, got {slots.next}"
         return
-    assert slots.next not in (-1, slots.current), (
-        f"slot {slots.current} is a checkpoint: expected another slot for the next state, got "
-        f"{slots.next}"
-    )
-    before = slots.next
+    before, hint = slots.next, f"expected another slot than {slots.current}, a checkpoint"
+    assert before not in (-1, slots.current), f"{hint}, for the next state, got {before}"
     states.begin_step([request], [])
     assert slots.next == before, f"expected slot {before} to be kept, got {slots.next}"
     chunk = plan_chunk(states, request, 8, 9)
     assert_equal(chunk.state_read_slot, slots.current, "the state to be read from")
-    assert chunk.state_writes == ((0, slots.next),), (
-        f"expected the state after token 0 of the chunk in {slots.next}, got {chunk.state_writes}"
-    )
+    assert_equal(chunk.state_writes, ((0, slots.next),), "the state after token 0 in this slot")
 
 
 def test_task_2_new_sequence_starts_from_zeros():
@@ -167,10 +153,8 @@ def test_task_2_checkpoints_inside_a_chunk():
     request.state_slots.positions = {12, 20}
     chunk = plan_chunk(states, request, 8, 26)
     indices = [index for index, _ in chunk.state_writes]
-    assert indices == [3, 11, 17], (
-        "tokens 8 to 25, checkpoints at 12 and 20: expected states after tokens 3, 11 and 17 of "
-        f"the chunk, got {indices}"
-    )
+    hint = "the chunk's tokens with states (tokens 8 to 25, checkpoints at 12 and 20)"
+    assert_equal(indices, [3, 11, 17], hint)
     slots = [slot for _, slot in chunk.state_writes]
     assert len(set(slots)) == 3, f"expected three different slots, got {slots}"
 
@@ -188,11 +172,11 @@ def test_task_2_checkpoints_inside_a_chunk():
     ],
 )
 def test_task_3_positions_at_the_prompt_end(num_tokens, page_size, expected):
-    actual = prompt_end_positions(num_tokens, page_size)
-    assert actual == expected, (
-        f"a prompt of {num_tokens} tokens, pages of {page_size}: expected checkpoints at "
-        f"{sorted(expected)}, got {sorted(actual)}"
+    actual, hint = (
+        prompt_end_positions(num_tokens, page_size),
+        f"checkpoints of {num_tokens} tokens",
     )
+    assert_equal(actual, expected, f"{hint} in pages of {page_size}")
 
 
 @pytest.mark.parametrize(
@@ -212,11 +196,8 @@ def test_task_3_branch_is_where_cached_pages_end(tokens, hit, expected):
     path = extend(root, 5)
     extend(path[1], 2, first=50)
     node = path[hit - 1] if hit else root
-    actual = cached_prefix(tokens, node, hit, 1)
-    assert actual == expected, (
-        f"{tokens} after a hit of {hit}, pages [0, 1, 2, 3, 4] and [0, 1, 50, 51] in the tree: "
-        f"expected {expected} tokens with pages, got {actual}"
-    )
+    hint = f"tokens of {tokens} with pages [0, 1, 2, 3, 4] or [0, 1, 50, 51] after a hit of {hit}"
+    assert_equal(cached_prefix(tokens, node, hit, 1), expected, hint)
 
 
 def test_task_4_value_is_the_number_of_pages_to_recompute():
@@ -224,9 +205,7 @@ def test_task_4_value_is_the_number_of_pages_to_recompute():
     for depth, expected in ((3, 3), (8, 5), (9, 1), (5, 2)):
         checkpoints.add(path[depth - 1], allocator.allocate()[0], False, False)
         actual = checkpoints.by_node[path[depth - 1]].pages
-        assert actual == expected, (
-            f"checkpoint after page {depth}: expected a value of {expected} pages, got {actual}"
-        )
+        assert_equal(actual, expected, f"the value in pages of a checkpoint after page {depth}")
 
 
 def full_table(*values: int) -> tuple[list[PrefixNode], Checkpoints, Any]:
@@ -244,15 +223,18 @@ def test_task_4_lowest_value_is_evicted():
     checkpoints.allocate()
     kept = [i for i, node in enumerate(nodes) if node in checkpoints.by_node]
     assert kept == [0, 2], f"values 7, 2, 5: expected checkpoints 0 and 2, got {kept}"
+    nodes, checkpoints, _ = full_table(7, 2)
+    checkpoints._clock = 30
+    checkpoints.allocate()
+    assert_equal(checkpoints._clock, 30, "clock 30 (eviction at priority 2, below the clock)")
+    assert nodes[1] not in checkpoints.by_node, "expected the lowest priority to be evicted"
 
 
 @pytest.mark.parametrize(("below", "can_evict"), [(2, False), (3, True), (-math.inf, False)])
 def test_task_4_eviction_requires_a_lower_priority(below, can_evict):
     _, checkpoints, _ = full_table(7, 2, 5)
     slot = checkpoints.allocate(below=below)
-    assert (slot >= 0) == can_evict, (
-        f"lowest priority 2, below={below}: expected eviction: {can_evict}, got slot {slot}"
-    )
+    assert_equal(slot >= 0, can_evict, f"eviction with lowest priority 2 and below={below}")
     expected = 2 if can_evict else 3
     assert_equal(len(checkpoints.by_node), expected, f"{expected} checkpoints (below={below})")
 
@@ -260,9 +242,7 @@ def test_task_4_eviction_requires_a_lower_priority(below, can_evict):
 def test_task_4_unused_checkpoints_age():
     """An unused checkpoint of a long prompt is eventually evicted."""
     nodes, checkpoints, _ = full_table(20, 20, 1)
-    root = nodes[0]
-    while root.parent is not None:
-        root = root.parent
+    root = root_of(nodes[0])
     for turn in range(60):
         if turn % 5 == 0:
             checkpoints._allocator.free(checkpoints.hit(nodes[0]))
@@ -271,19 +251,8 @@ def test_task_4_unused_checkpoints_age():
         assert slot >= 0
         checkpoints.add(short, slot, False, False)
     assert nodes[0] in checkpoints.by_node, "expected the used checkpoint to be kept"
-    assert nodes[1] not in checkpoints.by_node, (
-        "expected 60 newer checkpoints to replace an unused one that saves 20 pages"
-    )
-
-
-def test_task_4_clock_never_goes_back():
-    nodes, checkpoints, _ = full_table(7, 2)
-    checkpoints._clock = 30
-    checkpoints.allocate()
-    assert_equal(checkpoints._clock, 30, "clock 30 (eviction at priority 2, below the clock)")
-    assert nodes[1] not in checkpoints.by_node, (
-        "expected the checkpoint with the lowest priority to be evicted"
-    )
+    unused = nodes[1] in checkpoints.by_node
+    assert not unused, "expected 60 newer checkpoints to replace an unused one that saves 20 pages"
 
 
 def test_task_4_next_checkpoint_inherits_the_pages():
@@ -295,9 +264,7 @@ def test_task_4_next_checkpoint_inherits_the_pages():
     for node, expected in ((path[7], 8), (other[3], 4)):
         checkpoint = checkpoints.by_node[node]
         actual = checkpoint.pages, checkpoint.priority
-        assert actual == (expected, expected), (
-            f"without the first checkpoint, expected value and priority {expected}, got {actual}"
-        )
+        assert_equal(actual, (expected, expected), "value and priority without the first one")
     checkpoints.check_integrity()
 
 
@@ -316,10 +283,8 @@ def test_task_4_every_turn_continues_from_the_previous_one():
     expected = 0
     for turn in range(8):
         actual = serve(sched, f"turn {turn}", [*history, *[5] * 8]).num_cached_tokens
-        assert actual == expected, (
-            f"turn {turn}, after a prompt whose last 8 tokens are dropped: expected {expected} "
-            f"cached tokens, got {actual}"
-        )
+        hint = f"cached tokens of turn {turn}, after a prompt whose last 8 tokens are dropped"
+        assert_equal(actual, expected, hint)
         expected = len(history) // 16 * 16
         history += range(2_000 + 100 * turn, 2_040 + 100 * turn)
 
@@ -328,10 +293,9 @@ def test_task_4_shared_system_prompt_is_computed_at_most_twice():
     """The third request hits a checkpoint where the first two prompts diverge."""
     sched = scheduler(num_state_slots=9, page_size=4, num_pages=100, max_num_batched_tokens=64)
     system = list(range(17))
-    cached = [
-        serve(sched, name, system + [50 + n] * 40).num_cached_tokens for n, name in enumerate("abc")
-    ]
-    assert cached == [0, 0, 16], f"expected [0, 0, 16] cached tokens, got {cached}"
+    requests = [serve(sched, name, system + [50 + n] * 40) for n, name in enumerate("abc")]
+    cached = [request.num_cached_tokens for request in requests]
+    assert_equal(cached, [0, 0, 16], "cached tokens")
 
 
 def test_task_4_second_turn_equals_a_cold_run():

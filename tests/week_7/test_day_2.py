@@ -1,5 +1,6 @@
 """Week 7, day 2, optional: sandboxed workspace, edits and bounded output."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,20 @@ def test_task_1_paths_inside(workspace, path, expected):
     assert_equal(workspace.resolve(path), workspace.root / expected, f"{expected} under the root")
 
 
-def test_task_1_absolute_path_inside(workspace):
+def test_task_1_tools_of_a_workspace_stay_inside(workspace):
     path = workspace.root / "src" / "a.txt"
     assert_equal(workspace.resolve(str(path)), path)
+    tools = {tool.name: tool for tool in workspace.tools()}
+
+    for name, arguments in [
+        ("read_file", {"path": "outside/key.txt"}),
+        ("edit_file", {"path": "../files-secret/key.txt", "old": "", "new": "x"}),
+        ("read_file", {"path": "circle"}),
+        ("read_file", {"path": "a\0b"}),
+    ]:
+        call = {"id": "1", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        content = str(run_call(call, tools)["content"])
+        assert content.startswith("error: "), f"expected an error for {arguments}, got {content!r}"
 
 
 @pytest.mark.parametrize(
@@ -71,29 +83,6 @@ def test_task_1_absolute_path_inside(workspace):
 def test_task_1_paths_outside(workspace, path):
     message = error_of(workspace.resolve, path)
     assert path in message, f"expected the path in the message, got: {message}"
-
-
-def test_task_1_tools_of_a_workspace_stay_inside(workspace):
-    tools = {tool.name: tool for tool in workspace.tools()}
-
-    def result(name: str, **arguments: Any) -> str:
-        call = {"id": "1", "function": {"name": name, "arguments": json_of(arguments)}}
-        return str(run_call(call, tools)["content"])
-
-    for name, arguments in [
-        ("read_file", {"path": "outside/key.txt"}),
-        ("edit_file", {"path": "../files-secret/key.txt", "old": "", "new": "x"}),
-        ("read_file", {"path": "circle"}),
-        ("read_file", {"path": "a\0b"}),
-    ]:
-        content = result(name, **arguments)
-        assert content.startswith("error: "), f"expected an error for {arguments}, got {content!r}"
-
-
-def json_of(arguments: dict[str, Any]) -> str:
-    import json
-
-    return json.dumps(arguments)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +106,7 @@ def test_task_2_only_occurrence(text, old, new, expected):
 def test_task_2_several_occurrences(text, old):
     message = error_of(replace_once, text, old, "new")
     never = error_of(replace_once, text, "no such text", "new")
-    assert message != never, (
-        f"expected a message that differs from the one for no occurrence, got: {message}"
-    )
+    assert message != never, f"expected another message than for no occurrence, got: {message}"
 
 
 def test_task_2_no_occurrence():
@@ -161,12 +148,8 @@ def test_task_3_file_is_replaced_atomically(tmp_path, events, old):
     assert_equal([kind for kind, _ in events], ["fsync", "replace"], "fsync, then replace")
     assert_equal(events[0][1], 13, "all 13 bytes to be written before fsync")
     source, target, before = events[1][1]
-    assert source.parent == path.parent, (
-        f"expected a temporary file in the same folder, got {source}"
-    )
-    assert (target, before) == (path, old), (
-        f"expected the old content {old!r} until the replace, got {before!r}"
-    )
+    assert_equal(source.parent, path.parent, "a temporary file in the same folder")
+    assert_equal((target, before), (path, old), "the old content until the replace")
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o640, 0o600], ids=oct)
@@ -210,9 +193,7 @@ def test_task_4_head_note_and_tail(more, limit):
     text = "".join(chr(0x4E00 + index % 5000) for index in range(length))
     actual = truncate(text, limit)
     assert len(actual) <= limit, f"expected at most {limit} characters, got {len(actual)}"
-    assert len(actual) >= limit - 10, (
-        f"expected at least {limit - 10} of the {limit} allowed characters, got {len(actual)}"
-    )
+    assert len(actual) >= limit - 10, f"expected at least {limit - 10}, got {len(actual)}"
     head, _, rest = actual.partition("\n[… ")
     note, _, tail = rest.partition(" …]\n")
     expected = truncation_note(length - len(head) - len(tail), length).strip("\n")

@@ -13,6 +13,7 @@ from tiny_llm.agent import Compaction, Message
 from tiny_llm.agent.compaction import DROPPED_NOTE, drop_turns, num_chars, old_results
 
 HEAD = 2  # messages before the first turn of `conversation`
+NOTE: Message = {"role": "user", "content": DROPPED_NOTE}
 
 
 @pytest.mark.parametrize(
@@ -39,24 +40,20 @@ def test_task_1_turn_without_calls_counts():
     assert_equal(old_results(messages, 1), [3, 5], "the results before the answer, [3, 5]")
 
 
-@pytest.mark.parametrize("turns", [0, 1, 5])
+@pytest.mark.parametrize("turns", [0, 1, 2, 5])
 def test_task_2_nothing_to_drop(turns):
     messages = conversation([100] * turns)
     assert_messages(drop_turns(messages, num_chars(messages), 2), messages, "short conversation")
-
-
-@pytest.mark.parametrize("turns", [1, 2])
-def test_task_2_last_turns_are_kept_at_any_length(turns):
-    messages = conversation([100] * turns)
-    assert_messages(drop_turns(messages, 10, 2), messages, "only the last turns")
+    if turns in (1, 2):  # kept at any length
+        assert_messages(drop_turns(messages, 10, 2), messages, "only the last turns")
 
 
 @pytest.mark.parametrize("calls", [1, 3])
 @pytest.mark.parametrize("dropped", [1, 2, 5])
 def test_task_2_as_few_turns_as_possible(calls, dropped):
     messages = conversation([200] * 8, calls)
-    note: Message = {"role": "user", "content": DROPPED_NOTE}
-    expected = [*messages[:HEAD], note, *messages[HEAD + dropped * (calls + 1) :]]
+
+    expected = [*messages[:HEAD], NOTE, *messages[HEAD + dropped * (calls + 1) :]]
     actual = drop_turns(messages, num_chars(expected), 2)
     assert_messages(actual, expected, f"{dropped} of 8 turns dropped")
     assert_complete(actual)
@@ -64,10 +61,10 @@ def test_task_2_as_few_turns_as_possible(calls, dropped):
 
 def test_task_2_note_counts_towards_the_target():
     messages = conversation([200] * 8)
-    note: Message = {"role": "user", "content": DROPPED_NOTE}
-    too_long = [*messages[:HEAD], note, *messages[HEAD + 2 :]]
+
+    too_long = [*messages[:HEAD], NOTE, *messages[HEAD + 2 :]]
     actual = drop_turns(messages, num_chars(too_long) - 1, 2)
-    expected = [*messages[:HEAD], note, *messages[HEAD + 4 :]]
+    expected = [*messages[:HEAD], NOTE, *messages[HEAD + 4 :]]
     assert_messages(actual, expected, "one turn fits only without the note")
 
 
@@ -77,6 +74,9 @@ def test_task_2_kept_turns_above_the_target():
     assert_messages(actual[-6:], messages[-6:], "last three turns")
     count = len(actual)
     assert count == HEAD + 1 + 6, f"expected head, note and three turns, got {count} messages"
+    before: list[Any] = copy.deepcopy(messages)
+    drop_turns(messages, 10, 1)
+    assert_messages(messages, before, "caller's messages")
 
 
 def test_task_2_one_note_after_several_compactions():
@@ -89,21 +89,17 @@ def test_task_2_one_note_after_several_compactions():
     assert_complete(twice)
 
 
-def test_task_2_argument_is_not_modified():
-    messages: list[Any] = conversation([200] * 8)
-    before = copy.deepcopy(messages)
-    drop_turns(messages, 10, 1)
-    assert_messages(messages, before, "caller's messages")
-
-
 def result_lengths(messages: Sequence[Message]) -> list[int]:
     return [len(message["content"]) for message in messages if message["role"] == "tool"]
 
 
-def test_task_3_unchanged_up_to_the_limit():
+def test_task_3_limits_and_recent_turns():
     messages = conversation([500] * 6)
     actual = Compaction(limit=num_chars(messages), target=100)(messages)
     assert_messages(actual, messages, "conversation of exactly the limit")
+    actual = Compaction(limit=1000, target=200, keep_turns=3)(conversation([600] * 4))
+    assert_equal(result_lengths(actual)[-3:], [600] * 3, "the last three results unchanged")
+    assert_complete(actual)
 
 
 def test_task_3_oldest_results_are_shortened_to_the_target():
@@ -120,19 +116,11 @@ def test_task_3_oldest_results_are_shortened_to_the_target():
     assert_complete(actual)
 
 
-def test_task_3_recent_turns_are_kept():
-    actual = Compaction(limit=1000, target=200, keep_turns=3)(conversation([600] * 4))
-    assert_equal(result_lengths(actual)[-3:], [600] * 3, "the last three results unchanged")
-    assert_complete(actual)
-
-
 def test_task_3_turns_are_dropped_if_shortening_is_not_enough():
     messages = conversation([300] * 20)
     target = 2500
     actual = Compaction(limit=4000, target=target)(messages)
-    assert num_chars(actual) <= target, (
-        f"expected at most {target} characters, got {num_chars(actual)}"
-    )
+    assert num_chars(actual) <= target, f"expected at most {target}, got {num_chars(actual)}"
     assert_messages(actual[:HEAD], messages[:HEAD], "head")
     assert_complete(actual)
 
@@ -145,17 +133,11 @@ def test_task_3_rare_steps_keep_the_prefix():
     for start in range(HEAD, len(turns), 2):
         context = compaction(context)
         prompt = json.dumps(context)[:-1]
-        common = common_prefix(last, prompt)
+        pairs = enumerate(zip(last, prompt, strict=False))
+        common = next((i for i, (a, b) in pairs if a != b), min(len(last), len(prompt)))
         changes += common < len(last)
         reused, total, last = reused + common, total + len(prompt), prompt
         context += turns[start : start + 2]
-    assert changes <= 8, (
-        f"expected at most 8 of 60 prompts not to extend the previous one, got {changes}"
-    )
+    assert changes <= 8, f"expected at most 8 of 60 prompts not to extend the last, got {changes}"
     rate = reused / total
     assert rate >= 0.8, f"expected at least 80% of the characters to be reused, got {rate:.0%}"
-
-
-def common_prefix(one: str, other: str) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,8 +1,6 @@
 """Tokens and logprobs do not depend on cache hits in memory or on disk."""
 
-import logging
 import threading
-from unittest import mock
 
 import pytest
 
@@ -19,7 +17,6 @@ from tests.engine.support import MORE_CASES, PARAGRAPH, assert_same_outputs, cha
 from tests.engine.test_sliding_window import WINDOW, WINDOW_CASES, random_model
 from tests.support import object_schema
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, load
-from tiny_llm.kv_storage.page_store import PageStore
 from tiny_llm.models import load_weights
 
 CONFIGURATIONS = {
@@ -42,35 +39,40 @@ def hybrid(tmp_path_factory):
     return load_weights(str(write_hybrid(tmp_path_factory.mktemp("hybrid") / "model")))
 
 
-def assert_same(expected, actual, context):
-    assert_same_outputs(*actual, expected, context)
+def serve_cold(model, cases, make_llm=LLM, **options):
+    llm = make_llm(model, enable_prefix_caching=False, seed=1, **options)
+    return run_cases(llm, range(len(cases)), cases=cases)
+
+
+def serve_with_disk(directory, model, cases, expected, steps_between=0, times=1, **options):
+    """Serves the cases in a new engine, with outputs `expected`; returns it and its statistics."""
+    with engine(directory, model, seed=1, **options) as llm:
+        for _ in range(times):
+            actual = run_cases(llm, range(len(cases)), steps_between, cases)
+            assert_same_outputs(*actual, expected, f"{steps_between} steps apart")
+        return llm, llm.disk_cache.stats
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
-    options = {**CONFIGURATIONS[configuration], "seed": 1}
-    if "tensor_parallel_size" in options:
-        demo = "demo"  # a model name, because each rank loads its own shard
-    order = range(len(MORE_CASES))
-    cold = run_cases(LLM(demo, enable_prefix_caching=False, **options), order, cases=MORE_CASES)
-    with engine(tmp_path, demo, **options) as llm:
-        assert_same(cold, run_cases(llm, order, cases=MORE_CASES), "first run")
-        assert_same(cold, run_cases(llm, order, cases=MORE_CASES), "from memory")
-        assert llm.disk_cache.stats.hit_tokens == 0
+    options = CONFIGURATIONS[configuration]
+    # With ranks, a model name, because each rank loads its own shard.
+    model = "demo" if "tensor_parallel_size" in options else demo
+    cold = serve_cold(model, MORE_CASES, **options)
+    _, stats = serve_with_disk(tmp_path, model, MORE_CASES, cold, times=2, **options)
+    assert stats.hit_tokens == 0
     for steps_between in (0, 2):
-        with engine(tmp_path, demo, **options) as llm:
-            actual = run_cases(llm, order, steps_between, MORE_CASES)
-            assert_same(cold, actual, f"{steps_between} steps apart")
-            assert llm.disk_cache.stats.hit_tokens > 0
-            assert llm.disk_cache.stats.num_errors == 0
+        _, stats = serve_with_disk(tmp_path, model, MORE_CASES, cold, steps_between, **options)
+        assert stats.hit_tokens > 0
+        assert stats.num_errors == 0
 
 
 @pytest.mark.parametrize(
     ("model_type", "options"),
     [
-        ("qwen2", {}),
-        ("mistral", {}),
+        ("qwen2", {"block_size": 8}),
+        ("mistral", {"block_size": 8}),
         ("rows of two sizes", {"kv_cache_dtype": "int8", "block_size": 4}),
     ],
 )
@@ -80,24 +82,17 @@ def test_layers_with_a_window(tmp_path, model_type, options):
     Mistral, without full attention, keeps all pages.
     """
     model = random_model(model_type), load("demo")[1]
-    options = {"block_size": 8, "seed": 1, **options}
     cases = [*WINDOW_CASES[:2], *WINDOW_CASES[-2:]]
-    order = range(len(cases))
-    cold = run_cases(LLM(model, enable_prefix_caching=False, **options), order, cases=cases)
+    cold = serve_cold(model, cases, **options)
     for run_index in range(2):
-        with engine(tmp_path, model, **options) as llm:
-            windows = [group.window for group in llm.scheduler.config.kv_groups]
-            assert windows == ([0] if model_type == "mistral" else [0, WINDOW])
-            run = run_cases(llm, order, 2 * run_index, cases)
-            assert_same(cold, run, f"run {run_index}")
-            assert (llm.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
-            llm.scheduler.check_integrity()
+        llm, stats = serve_with_disk(tmp_path, model, cases, cold, 2 * run_index, **options)
+        windows = [group.window for group in llm.scheduler.config.kv_groups]
+        assert windows == ([0] if model_type == "mistral" else [0, WINDOW])
+        assert (stats.hit_tokens > 0) == (run_index > 0)
     for file in page_files(tmp_path)[::3]:
         file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with engine(tmp_path, model, **options) as llm:
-        assert_same(cold, run_cases(llm, order, 1, cases), "unreadable pages")
-        assert llm.disk_cache.stats.num_errors > 0
-        llm.scheduler.check_integrity()
+    _, stats = serve_with_disk(tmp_path, model, cases, cold, 1, **options)
+    assert stats.num_errors > 0
 
 
 @pytest.mark.parametrize(
@@ -105,18 +100,29 @@ def test_layers_with_a_window(tmp_path, model_type, options):
     [*(pytest.param(slots, False, marks=pytest.mark.slow) for slots in (3, 20)), (20, True)],
 )
 def test_hybrid_model(tmp_path, hybrid, slots, has_draft):
-    order = range(len(MORE_CASES))
-    cold = run_cases(build(hybrid, enable_prefix_caching=False, seed=1), order, cases=MORE_CASES)
-    options = {"build": build, "slots": slots, "seed": 1}
-    if has_draft:
-        options["draft_model"] = hybrid
+    cold = serve_cold(hybrid, MORE_CASES, build)
+    options = {"build": build, "slots": slots} | ({"draft_model": hybrid} if has_draft else {})
     for run_index in range(2 if has_draft else 3):
-        with engine(tmp_path, hybrid, **options) as llm:
-            assert_same(cold, run_cases(llm, order, run_index, MORE_CASES), f"run {run_index}")
-            hits = llm.disk_cache.stats.hit_tokens
-            assert hits > 0 or run_index == 0
-            # With few slots, the first run may read states that were evicted from memory.
-            assert hits == 0 or run_index > 0 or not has_draft
+        _, stats = serve_with_disk(tmp_path, hybrid, MORE_CASES, cold, run_index, **options)
+        hits = stats.hit_tokens
+        assert hits > 0 or run_index == 0
+        # With few slots, the first run may read states that were evicted from memory.
+        assert hits == 0 or run_index > 0 or not has_draft
+
+
+@pytest.mark.slow
+def test_preemption_with_pages_on_disk(tmp_path, demo):
+    """With 15 pages of KV memory, requests are preempted and read from disk."""
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
+    cases = [(PARAGRAPH[-150 - 10 * i :], params) for i in range(5)]
+    cold = serve_cold(demo, cases)
+    page_bytes = LLM(demo).runner.target.model.kv_bytes_per_token * 16
+    options = {"block_size": 16, "kv_cache_bytes": page_bytes * 15, "max_num_batched_tokens": 64}
+    runs = [
+        serve_with_disk(tmp_path, demo, cases, cold, run_index, **options) for run_index in range(4)
+    ]
+    assert sum(llm.scheduler.num_preemptions for llm, _ in runs) > 0
+    assert sum(stats.hit_tokens for _, stats in runs) > 0
 
 
 @pytest.mark.slow
@@ -156,25 +162,6 @@ def test_restart(tmp_path, demo, prompt, params, num_cached):
     assert output.num_cached_tokens == num_cached * ((len(ids) - 1) // 32 * 32)
     for name in ("token_ids", "logprobs", "prompt_logprobs"):
         assert getattr(output, name) == getattr(expected, name), name
-
-
-@pytest.mark.slow
-def test_preemption_with_pages_on_disk(tmp_path, demo):
-    """With 15 pages of KV memory, requests are preempted and read from disk."""
-    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
-    cases = [(PARAGRAPH[-150 - 10 * i :], params) for i in range(5)]
-    order = range(len(cases))
-    cold = run_cases(LLM(demo, enable_prefix_caching=False), order, cases=cases)
-    page_bytes = LLM(demo).runner.target.model.kv_bytes_per_token * 16
-    options = {"block_size": 16, "kv_cache_bytes": page_bytes * 15, "max_num_batched_tokens": 64}
-    preemptions = hits = 0
-    for run_index in range(4):
-        with engine(tmp_path, demo, **options) as llm:
-            assert_same(cold, run_cases(llm, order, run_index, cases), f"run {run_index}")
-            preemptions += llm.scheduler.num_preemptions
-            hits += llm.disk_cache.stats.hit_tokens
-    assert preemptions > 0
-    assert hits > 0
 
 
 def test_pages_evicted_from_memory_are_read(tmp_path, demo):
@@ -230,22 +217,6 @@ def test_abort_and_timeout_while_pages_are_read(tmp_path, demo, stored):
             assert llm.abort("aborted")
         finish(llm)
         assert generate_one(llm).token_ids == stored.token_ids
-
-
-def test_slow_disk_is_neither_read_nor_written(tmp_path, demo, caplog, stored):
-    num_files = len(page_files(tmp_path))
-    with (
-        caplog.at_level(logging.WARNING, "tiny_llm.engine"),
-        mock.patch.object(PageStore, "read_seconds", return_value=float("inf")),
-        engine(tmp_path, demo) as llm,
-    ):
-        assert llm.disk_cache is None
-        assert generate_one(llm).num_cached_tokens == 0
-        assert generate_one(llm).num_cached_tokens > 0  # from memory
-        generate_one(llm, f"Other. {PROMPT}")
-    assert len(page_files(tmp_path)) == num_files
-    [record] = caplog.records
-    assert "takes inf s, computing it inf s; continuing without it" in record.message
 
 
 def test_embeddings_are_supported(tmp_path):

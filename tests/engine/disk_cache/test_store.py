@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.disk_cache.support import engine, generate_one, page_files, wait_until
+from tests.engine.disk_cache.support import page_files
 from tests.engine.hybrid import write_hybrid
 from tiny_llm import LLM
 from tiny_llm.engine.execution.disk_tier import fingerprint
@@ -18,7 +18,6 @@ from tiny_llm.kv_storage.page_store import (
     ORPHAN_SECONDS,
     PageStore,
     last_used_ns,
-    read_page_file,
     write_page_file,
 )
 from tiny_llm.models import load_weights
@@ -48,13 +47,10 @@ def page_numbers_on_disk(directory):
     return {int(path.name, 16) for path in page_files(directory)}
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, 4096, 100_001])
-def test_page_file_round_trip(tmp_path, num_bytes):
-    payload = os.urandom(num_bytes)
-    write_page_file(tmp_path / "page", key_of(7), payload)
-    assert read_page_file(tmp_path / "page", key_of(7), num_bytes) == payload
+def test_page_files_are_not_overwritten(tmp_path):
+    write_page_file(tmp_path / "page", key_of(7), b"payload")
     with pytest.raises(FileExistsError):
-        write_page_file(tmp_path / "page", key_of(7), payload)
+        write_page_file(tmp_path / "page", key_of(7), b"other")
 
 
 def test_lru_pages_are_evicted_deepest_first(tmp_path, monkeypatch):
@@ -81,15 +77,6 @@ def test_pages_used_by_another_process_are_kept(tmp_path):
     open_store(tmp_path, 4).touch({key_of(2): last_used_ns(0)})
     write(first, 6)
     assert page_numbers_on_disk(tmp_path) == {2, 4, 5, 6}
-
-
-def test_pages_evicted_by_another_process_do_not_count(tmp_path):
-    first = open_store(tmp_path, 4)
-    write(first, 1, 2, 3, 4, 5)  # evicts page 1 and sorts the others
-    write(open_store(tmp_path, 4), 6, 7)  # evicts pages 2 and 3
-    first.refresh()
-    assert first.num_bytes == 4 * FILE_SIZE
-    assert page_numbers_on_disk(tmp_path) == {4, 5, 6, 7}
 
 
 def test_size_limit_holds_after_every_write(tmp_path):
@@ -164,15 +151,6 @@ def test_two_stores_share_a_directory(tmp_path):
     assert first.num_bytes == 6 * FILE_SIZE
     assert key_of(1) not in first
     assert key_of(15) in first
-
-
-def test_limit_holds_for_all_processes_after_a_refresh(tmp_path):
-    first, second = open_store(tmp_path, 4), open_store(tmp_path, 4)
-    write(first, 1, 2)
-    write(second, 3, 4)
-    second.refresh()
-    write(second, 5, 6, 7)
-    assert len(page_numbers_on_disk(tmp_path)) == 4
 
 
 def test_partial_files_of_killed_processes_are_deleted(tmp_path):
@@ -256,17 +234,6 @@ def test_part_of_the_disk_stays_free(tmp_path, monkeypatch):
     assert write(store, 201) == 0
 
 
-def test_two_engines_share_a_directory(tmp_path, demo):
-    with engine(tmp_path, demo) as first, engine(tmp_path, demo) as second:
-        expected = generate_one(first)
-        assert first.disk_cache._io.flush(30)
-        store = second.disk_cache._store
-        wait_until(lambda: len(store._sizes) == len(page_files(tmp_path)))
-        output = generate_one(second)
-        assert output.num_cached_tokens > 0
-        assert output.token_ids == expected.token_ids
-
-
 def test_pages_are_written_at_exit(tmp_path):
     program = (
         "import pathlib, sys\nfrom tests.engine.disk_cache.support import open_llm\n"
@@ -301,12 +268,10 @@ def test_fingerprint_covers_weights_and_options(tmp_path, demo, monkeypatch):
 
 def test_fingerprint_covers_every_bit_of_the_weights(tmp_path):
     folder = write_hybrid(tmp_path / "model")
-    base = fingerprint_of(load_weights(str(folder)))
     [file] = folder.glob("*.safetensors")
-    data = bytearray(file.read_bytes())
-    data[-3] ^= 1
-    file.write_bytes(data)
-    assert fingerprint_of(load_weights(str(folder))) != base
-    data[-3] ^= 1
-    file.write_bytes(data)
-    assert fingerprint_of(load_weights(str(folder))) == base
+    data, fingerprints = bytearray(file.read_bytes()), []
+    for _ in range(3):
+        fingerprints.append(fingerprint_of(load_weights(str(folder))))
+        data[-3] ^= 1
+        file.write_bytes(data)
+    assert fingerprints[0] == fingerprints[2] != fingerprints[1]

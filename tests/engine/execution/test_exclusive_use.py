@@ -1,6 +1,5 @@
 """Threads, forks, interrupts and failing listeners."""
 
-import asyncio
 import gc
 import multiprocessing
 import os
@@ -41,12 +40,15 @@ def run_in_thread(function, *args):
 OPTIONS = [{}, {"speculative": "ngram"}, {"speculative": "mtp"}, {"draft_model": "same"}]
 
 
+def build_with(model, options):
+    draft = {"draft_model": model} if "draft_model" in options else {}
+    return build(model, slots=30, block_size=4, **options | draft)
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_each_step_in_another_thread(hybrid, options):
-    if "draft_model" in options:
-        options = {"draft_model": hybrid}
-    expected = token_ids(build(hybrid, slots=30, **options))
-    llm = run_in_thread(lambda: build(hybrid, slots=30, **options))
+    expected = token_ids(build_with(hybrid, options))
+    llm = run_in_thread(build_with, hybrid, options)
     stream, actual = llm.stream(PROMPTS, PARAMS), {}
     while (output := run_in_thread(next, stream, None)) is not None:
         assert output.request_output.error is None
@@ -54,19 +56,9 @@ def test_each_step_in_another_thread(hybrid, options):
     assert list(actual.values()) == expected
 
 
-def test_asyncio_to_thread(demo):
-    llm = LLM(demo, kv_cache_bytes=2**24)
-    assert asyncio.run(asyncio.to_thread(token_ids, llm)) == token_ids(llm)
-
-
-@pytest.mark.parametrize("task", ["embed", "score"])
-def test_pooling_in_another_thread(demo, task):
+def test_pooling_in_another_thread(demo):
     llm = LLM(demo, kv_cache_bytes=2**24, task="embed")
-    if task == "embed":
-        assert run_in_thread(llm.embed, PROMPTS) == llm.embed(PROMPTS)
-    else:
-        with pytest.raises(UserError, match="requires task='score'"):
-            run_in_thread(llm.score, "a", ["b"])
+    assert run_in_thread(llm.embed, PROMPTS) == llm.embed(PROMPTS)
 
 
 def test_concurrent_use_is_rejected(demo):
@@ -175,12 +167,8 @@ class Interrupt:
 @pytest.mark.parametrize("options", [None, *OPTIONS], ids=str)
 @pytest.mark.parametrize("way", ["generate", "step"])
 def test_interrupt_at_any_line(hybrid, options, way):
-    if options is None:
-        llm = LLM("demo", kv_cache_bytes=2**22, block_size=4)
-    else:
-        if "draft_model" in options:
-            options = {"draft_model": hybrid}
-        llm = build(hybrid, block_size=4, slots=30, **options)
+    demo = {"kv_cache_bytes": 2**22, "block_size": 4}
+    llm = LLM("demo", **demo) if options is None else build_with(hybrid, options)
     expected = token_ids(llm)
 
     def step():

@@ -10,9 +10,8 @@ import pytest
 from tests.engine.hybrid import write_hybrid
 from tests.engine.support import CASES, assert_same_outputs, run_cases
 from tests.support import address, assert_same_bits, resident_bytes_of, tiny_quantized_model
-from tiny_llm import LLM, PagedStorage, Qwen3ModelWeek3, RaggedBatch, SamplingParams, kernels
+from tiny_llm import LLM, Qwen3ModelWeek3, RaggedBatch, SamplingParams, kernels
 from tiny_llm.kernels.graph_capture import CapturedFunction
-from tiny_llm.kv_storage import KvLayout, LayerKv
 
 PAGE = 8
 
@@ -27,16 +26,6 @@ def one_token(position: int) -> RaggedBatch:
 def model():
     # Graph capture requires quantized weights.
     return Qwen3ModelWeek3(tiny_quantized_model(max_position_embeddings=1024), PAGE)
-
-
-def test_memory_is_used_page_by_page():
-    storage = PagedStorage(KvLayout.one_table([LayerKv(0, 2, 16)] * 2, PAGE), 100, mx.float32)
-    assert storage.nbytes == 0
-    # Keys and values of 2 layers with 2 heads, head_dim 16, in float32.
-    page_bytes = 2 * 2 * 2 * PAGE * 16 * 4
-    for position in range(100 * PAGE):
-        storage.plan(one_token(position))
-        assert storage.nbytes == (position // PAGE + 1) * page_bytes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux")
@@ -139,11 +128,3 @@ def test_growing_memory_is_bitwise_equal_to_reserved(demo):
     assert 0 < growing.runner.target.nbytes < ample.runner.target.nbytes
     assert_same_outputs(actual, actual_logits, (expected, expected_logits))
     assert actual_logits.keys() == expected_logits.keys()
-
-
-def test_reserve_includes_the_draft_model(demo):
-    llm = LLM(demo, kv_cache_bytes=2**24, draft_model="demo-draft")
-    draft = llm.runner.draft.model
-    assert (llm.runner.target.nbytes, draft.nbytes) == (0, 0)
-    llm.reserve()
-    assert 0.95 * 2**24 < llm.runner.target.nbytes + draft.nbytes <= 2**24

@@ -4,6 +4,7 @@ import ctypes
 import shutil
 import subprocess
 import sys
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -29,7 +30,20 @@ def shortage(monkeypatch):
     monkeypatch.setattr(memory, "is_memory_short", lambda: True)
 
 
-def assert_same_as_with_ample_memory(make_llm):
+OPTIONS = (
+    *({}, {"kv_cache_dtype": "int8"}, {"draft_model": "demo-draft"}),
+    *({"speculative": "ngram"}, {"tensor_parallel_size": 2}),
+)
+
+
+@pytest.mark.parametrize(
+    "options", ["hybrid", *(pytest.param(o, marks=pytest.mark.slow) for o in OPTIONS)], ids=str
+)
+def test_outputs_do_not_change(shortage, tmp_path, options):
+    if options == "hybrid":
+        make_llm = partial(build_hybrid, str(write_hybrid(tmp_path / "model")), block_size=4)
+    else:
+        make_llm = partial(LLM, "demo", kv_cache_bytes=2**22, block_size=4, **options)
     llm, cases = make_llm(), range(len(CASES))
     original, released = llm.runner.release, []
 
@@ -47,29 +61,6 @@ def assert_same_as_with_ample_memory(make_llm):
     assert llm.num_memory_evictions > 0
     assert_same_outputs(actual, actual_logits, (expected, expected_logits))
     assert actual_logits.keys() == expected_logits.keys()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"kv_cache_dtype": "int8"}, {"draft_model": "demo-draft"}, {"speculative": "ngram"}],
-    ids=str,
-)
-def test_outputs_do_not_change(shortage, options):
-    assert_same_as_with_ample_memory(
-        lambda: LLM("demo", kv_cache_bytes=2**22, block_size=4, **options)
-    )
-
-
-def test_outputs_of_hybrid_models_do_not_change(shortage, tmp_path):
-    folder = str(write_hybrid(tmp_path / "model"))
-    assert_same_as_with_ample_memory(lambda: build_hybrid(folder, block_size=4))
-
-
-@pytest.mark.slow
-def test_outputs_of_tensor_parallel_ranks_do_not_change(shortage):
-    options = {"block_size": 4, "tensor_parallel_size": 2}
-    assert_same_as_with_ample_memory(lambda: LLM("demo", kv_cache_bytes=2**22, **options))
 
 
 def fill(llm, num_prompts=6, length=200):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.engine.hybrid import build
 from tests.engine.support import PARAGRAPH, finish
 from tiny_llm import LLM, SamplingParams
 
@@ -12,16 +13,6 @@ PARAMS = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
 def reference(demo):
     [output] = LLM(demo, kv_cache_bytes=2**24).generate(PARAGRAPH, PARAMS)
     return output
-
-
-def test_prompt_logprobs_match_those_of_generated_tokens(demo):
-    llm = LLM(demo, kv_cache_bytes=2**24)
-    params = SamplingParams(seed=3, max_tokens=12, logprobs=2, ignore_eos=True)
-    [generated] = llm.generate(PARAGRAPH, params)
-    [scored] = llm.generate([*generated.prompt_token_ids, *generated.token_ids], PARAMS)
-    assert scored.prompt_logprobs[0] is None
-    assert len(scored.prompt_logprobs) == len(scored.prompt_token_ids)
-    assert scored.prompt_logprobs[-len(generated.token_ids) :] == generated.logprobs
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
@@ -55,15 +46,7 @@ def test_single_token_prompt(either_device, demo):
 
 def test_prompt_logprobs_do_not_depend_on_preemption(demo, reference):
     """KV memory for 200 tokens: the second request is preempted while decoding."""
-    args = demo[0].args
-    per_token = 4 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim
-    llm = LLM(
-        demo,
-        kv_cache_bytes=200 * per_token,
-        block_size=4,
-        max_num_seqs=3,
-        max_num_batched_tokens=20,
-    )
+    llm = build(demo, 200, 0, block_size=4, max_num_seqs=3, max_num_batched_tokens=20)
     length = len(reference.prompt_token_ids)
     filler = SamplingParams(temperature=0, max_tokens=190 - length, ignore_eos=True)
     long = SamplingParams(temperature=0, max_tokens=60, prompt_logprobs=2, ignore_eos=True)

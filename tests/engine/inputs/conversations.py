@@ -1,10 +1,22 @@
-"""Conversations in short notation, one word per message.
+"""Conversations in short notation, one word per message; tokenizers with other templates.
 
 s system, d developer, u user, a assistant, e empty assistant message, c tool call, m text and tool
 call, p two tool calls, t tool result. Texts and arguments are numbered.
 """
 
+from typing import Any
+
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.models.tokenizer.loader import open_tokenizer
+
 KINDS = {"s": "system", "d": "developer", "u": "user", "t": "tool"}
+
+
+def tokenizer_with(template: str | None) -> Any:
+    """The demo's tokenizer with another chat template."""
+    tokenizer = open_tokenizer(TARGET_PATH, {"eos_token_id": 1})
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def conversation(words: str) -> list[dict]:

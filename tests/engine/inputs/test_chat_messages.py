@@ -17,11 +17,6 @@ def call(arguments):
     }
 
 
-def test_text_parts_are_joined():
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert normalize([{"role": "user", "content": parts}])[0]["content"] == "a\nb"
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -36,15 +31,25 @@ def test_arguments_become_an_object(arguments, expected):
     assert message["tool_calls"][0]["function"]["arguments"] == expected
 
 
-def test_developer_messages_are_system_messages():
-    [message] = normalize([{"role": "developer", "content": "Be brief."}])
-    assert message == {"role": "system", "content": "Be brief."}
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
 
-@pytest.mark.parametrize("calls", [None, [], ()])
-def test_empty_tool_calls_are_removed(calls):
-    [message] = normalize([{"role": "assistant", "content": "a", "tool_calls": calls}])
-    assert message == {"role": "assistant", "content": "a"}
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"role": "user", "content": PARTS}, {"role": "user", "content": "a\nb"}),
+        ({"role": "developer", "content": "a"}, {"role": "system", "content": "a"}),
+        *(
+            (
+                {"role": "assistant", "content": "a", "tool_calls": calls},
+                {"role": "assistant", "content": "a"},
+            )
+            for calls in (None, [], ())
+        ),
+    ],
+)
+def test_normalized_message(fields, expected):
+    assert normalize([fields]) == [expected]
 
 
 @pytest.mark.parametrize("arguments", ["[" * 1000 + "]" * 1000, "[" + "0," * 200_000 + "0]"])

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from tests.engine.inputs.conversations import tokenizer_with
 from tiny_llm import UserError
 from tiny_llm.engine.inputs.chat_template import check_messages, render_chat
-from tiny_llm.models import load_weights
 
 USER = {"role": "user", "content": "Why?"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -23,9 +23,7 @@ PLAIN_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endf
 
 
 def render(messages, tools=None, template=TEMPLATE, **variables):
-    _, tokenizer = load_weights("demo")
-    tokenizer.chat_template = template
-    return render_chat(tokenizer, check_messages(messages), tools, variables)
+    return render_chat(tokenizer_with(template), check_messages(messages), tools, variables)
 
 
 def test_template_receives_tools_reasoning_and_variables():
@@ -67,9 +65,10 @@ def test_template_without_tool_support_receives_calls_and_results_as_text(tools)
     [
         ({"tools": 5}, "tools must be a list of functions, got 5."),
         ({"tools": [{"name": "add"}]}, "got {'name': 'add'}."),
-        ({"messages": []}, "chat_template_kwargs must not contain 'messages'."),
+        ({"variables": {"messages": []}}, "chat_template_kwargs must not contain 'messages'."),
         ({"template": "{{ messages.a.b }}"}, "the chat template failed: "),
         ({"template": None}, "the model has no chat template; "),
+        ({"messages": []}, "messages must not be empty; pass at least one message"),
         (
             {"tools": [{**TOOL, "description": "\ud800"}]},
             "the chat template failed: the rendered text has an unpaired surrogate.",
@@ -77,17 +76,9 @@ def test_template_without_tool_support_receives_calls_and_results_as_text(tools)
     ],
 )
 def test_invalid_input_is_rejected(options, error):
-    options = dict(options)
-    variables = {"messages": options.pop("messages")} if "messages" in options else {}
-    _, tokenizer = load_weights("demo")
-    tokenizer.chat_template = options.get("template", TEMPLATE)
+    options = {"template": TEMPLATE, "messages": [USER], **options}
+    tokenizer = tokenizer_with(options.pop("template"))
     with pytest.raises(UserError) as raised:
-        render_chat(tokenizer, [USER], options.get("tools"), variables)
+        render_chat(tokenizer, **options)
     assert error in str(raised.value)
     assert str(raised.value).endswith(".")
-
-
-def test_empty_conversation_is_rejected():
-    _, tokenizer = load_weights("demo")
-    with pytest.raises(UserError, match="^messages must not be empty; pass at least one message"):
-        render_chat(tokenizer, [])

@@ -4,8 +4,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.engine.inputs.conversations import tokenizer_with
 from tests.engine.support import chat, finish
-from tiny_llm import LLM, SamplingParams, UserError, load_weights
+from tiny_llm import LLM, SamplingParams, UserError
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 QUESTION = {"role": "user", "content": "Why?"}
@@ -21,6 +22,7 @@ TOOLS_TEMPLATE = (
 @pytest.mark.parametrize(
     ("messages", "error"),
     [
+        ("a\udc00", "the prompt contains '\\udc00', an unpaired surrogate; text must be valid Uni"),
         ([{"role": "user"}], "messages[0].content must be a string or a list of text"),
         (
             [QUESTION, {"role": "user", "content": 5}],
@@ -33,7 +35,7 @@ TOOLS_TEMPLATE = (
         (chat("\ud83d"), "messages[0] contains '\\ud83d', an unpaired surrogate; text"),
     ],
 )
-def test_invalid_messages_fail_only_their_own_prompt(llm, messages, error):
+def test_invalid_prompts_fail_only_their_own_request(llm, messages, error):
     outputs = llm.generate(["hello", messages, chat("Why?")], ONE_TOKEN)
     assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
     assert error in outputs[1].error
@@ -66,6 +68,7 @@ def test_prompts_of_vllm(llm):
 
 def test_chat_of_vllm(llm):
     [expected] = llm.generate([QUESTION], ONE_TOKEN)
+    assert expected.prompt == [QUESTION]
     [one] = llm.chat([QUESTION], ONE_TOKEN, False)
     [again, other] = llm.chat([[QUESTION], chat("Hi")], ONE_TOKEN, use_tqdm=False)
     assert one.text == again.text == expected.text
@@ -77,10 +80,9 @@ def test_chat_of_vllm(llm):
         llm.chat("Why?", ONE_TOKEN)
 
 
-def test_assistant_messages_may_omit_content():
-    weights, tokenizer = load_weights("demo")
-    tokenizer.chat_template = TOOLS_TEMPLATE
-    llm = LLM((weights, tokenizer), kv_cache_bytes=2**22)
+def test_assistant_messages_may_omit_content(demo):
+    tokenizer = tokenizer_with(TOOLS_TEMPLATE)
+    llm = LLM((demo[0], tokenizer), kv_cache_bytes=2**22)
     text = 'user: Why?. assistant: {"name": "add", "arguments": {"a": 17, "b": 25}}. tool: 42. '
     for call in ({"tool_calls": [CALL]}, {"tool_calls": [CALL], "content": None}):
         messages = [QUESTION, {"role": "assistant", **call}, {"role": "tool", "content": "42"}]
@@ -90,14 +92,6 @@ def test_assistant_messages_may_omit_content():
     tokenizer.chat_template = "{% for m in 5 %}{% endfor %}"
     [output] = llm.generate([QUESTION], ONE_TOKEN)
     assert output.error == "the chat template failed: 'int' object is not iterable."
-
-
-def test_unpaired_surrogate_is_rejected(llm):
-    outputs = llm.generate(["a\udc00", "a"], ONE_TOKEN)
-    assert outputs[0].error == (
-        "the prompt contains '\\udc00', an unpaired surrogate; text must be valid Unicode."
-    )
-    assert outputs[1].finish_reason == "length"
 
 
 @pytest.mark.parametrize(

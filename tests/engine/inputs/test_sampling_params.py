@@ -14,13 +14,7 @@ def test_defaults_match_vllm():
     assert (params.n, params.seed, params.logprobs) == (1, None, None)
     assert not params.has_penalties
     assert not params.is_greedy
-
-
-def test_stop_is_a_string_or_a_list():
-    assert SamplingParams(stop="a").stop_strings == ("a",)
-    assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
-    assert SamplingParams().stop_strings == ()
-    assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
+    assert params.stop_strings == ()
 
 
 def test_numpy_scalars_are_accepted():
@@ -30,7 +24,9 @@ def test_numpy_scalars_are_accepted():
     assert {type(number) for number in (*params.stop_token_ids, params.seed)} == {int}
 
 
-def test_boundary_values_are_accepted():
+def test_boundary_values_and_single_stop_strings_are_accepted():
+    assert SamplingParams(stop="a").stop_strings == ("a",)
+    assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
     SamplingParams(temperature=0, top_p=1, top_k=-1, min_p=1, presence_penalty=-2)
     SamplingParams(max_tokens=None, logprobs=0, seed=2**64 - 1, logit_bias={3: -100})
 

@@ -4,23 +4,16 @@ from dataclasses import asdict
 
 import pytest
 
-from tests.engine.inputs.conversations import conversation
+from tests.engine.inputs.conversations import conversation, tokenizer_with
 from tiny_llm import UserError
 from tiny_llm.engine.inputs.chat_template import render_chat, template_traits
 from tiny_llm.engine.inputs.fit_messages import EFFORTS, TemplateTraits
-from tiny_llm.models import load_weights
 
 BODY = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}"
     "{% for call in m.tool_calls %}{{ call.function.arguments.x }}{% endfor %}. {% endfor %}"
 )
 TEXT = "{% for m in messages %}{{ m.role }}: {{ m.content }}. {% endfor %}"
-
-
-def tokenizer_with(template):
-    _, tokenizer = load_weights("demo")
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 def rejected(template, has_tools=False):

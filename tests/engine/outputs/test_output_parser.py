@@ -1,4 +1,4 @@
-"""Complete calls, XML calls and calls in reasoning; week 5, day 5 tests the rest."""
+"""Calls in and after reasoning; the tests of day 5.5 and of tool calls cover the rest."""
 
 import json
 from types import SimpleNamespace
@@ -15,8 +15,6 @@ from tiny_llm.engine.tool_calls.format import MalformedCallError, ToolCallDelta,
 from tiny_llm.engine.tool_calls.json_calls import HermesFormat
 from tiny_llm.engine.tool_calls.qwen3_coder import Qwen3CoderFormat
 
-FULL = ToolCallOptions(HermesFormat())
-STREAM = ToolCallOptions(HermesFormat(), is_stream=True)
 each_size = pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 
 XML_CALL = (
@@ -25,102 +23,38 @@ XML_CALL = (
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 
 
-def deltas(text, size, tool_calls=FULL, reasoning_open=False):
+def parse(text, size, tool_calls, reasoning_open=False):
     """Parses text in chunks of `size`.
 
-    Returns (type, text) of merged text deltas, and [name, *pieces of arguments] of calls.
+    Returns (type, text) of merged text deltas, and (ToolCallDelta, name, arguments) of calls.
     """
     parser = OutputParser(True, reasoning_open, tool_calls)
     parts = [part for i in range(0, len(text), size) for part in parser.feed(text[i : i + size])]
-    actual, calls = [], {}
+    parsed, ids = [], []
     for part in parts + parser.finish():
-        if isinstance(part, ToolCallDelta):
-            if tool_calls.is_stream:
-                assert part.is_new == (part.id not in calls)
-            if part.id not in calls:
-                calls[part.id] = [part.name]
-                actual.append(calls[part.id])
-            calls[part.id] += filter(None, [part.arguments])
-        elif actual and actual[-1][0] is type(part):
-            actual[-1] = (type(part), actual[-1][1] + part.text)
+        is_call = isinstance(part, ToolCallDelta)
+        fields = [ToolCallDelta, part.name, part.arguments] if is_call else [type(part), part.text]
+        if part.id in ids if is_call else parsed and parsed[-1][0] is type(part):
+            parsed[-1][-1] += fields[-1]
         else:
-            actual.append((type(part), part.text))
-    return actual
-
-
-def parse(*args, **options):
-    """Like `deltas`, but calls are (ToolCallDelta, name, arguments)."""
+            parsed.append(fields)
+        ids += [part.id] if is_call else []
     return [
-        part if isinstance(part, tuple) else (ToolCallDelta, part[0], json.loads("".join(part[1:])))
-        for part in deltas(*args, **options)
+        (*fields[:-1], json.loads(fields[-1]) if fields[0] is ToolCallDelta else fields[-1])
+        for fields in parsed
     ]
-
-
-@each_size
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Let me see.\n" + CALL, [(TextDelta, "Let me see."), (ToolCallDelta, "f", {"a": "x"})]),
-        (CALL + "\n" + CALL, [(ToolCallDelta, "f", {"a": "x"})] * 2),
-        (
-            "<think>\na\n</think>\n\n" + CALL,
-            [(ReasoningDelta, "a"), (ToolCallDelta, "f", {"a": "x"})],
-        ),
-        (
-            CALL.replace('"x"', r'"</tool_call> \" }{"'),
-            [(ToolCallDelta, "f", {"a": '</tool_call> " }{'})],
-        ),
-        (CALL[:30], [(TextDelta, CALL[:30])]),
-        (CALL[:-14], [(ToolCallDelta, "f", {"a": "x"})]),
-        (CALL[:-3], [(ToolCallDelta, "f", {"a": "x"})]),
-        ("<tool_call>no</tool_call>", [(TextDelta, "<tool_call>no</tool_call>")]),
-        ('<tool_call>{"a": 1}</tool_call>', [(TextDelta, '<tool_call>{"a": 1}</tool_call>')]),
-    ],
-)
-def test_parsed_parts(text, expected, size):
-    assert parse(text, size) == expected
 
 
 def test_call_without_tools_is_text():
     assert parse(CALL, 5, tool_calls=None) == [(TextDelta, CALL)]
 
 
-LONG_CALL = CALL.replace('"x"', r'"</tool_call> \" }{ é", "b": [1, {"c": -2.5e3}, null]')
-
-
 @each_size
-def test_call_is_streamed_in_deltas(size):
-    text = f"Well. {LONG_CALL}\n{CALL}\n"
-    assert parse(text, size, STREAM) == [
-        (TextDelta, "Well."),
-        (ToolCallDelta, "f", json.loads(LONG_CALL[12:-12])["arguments"]),
-        (ToolCallDelta, "f", {"a": "x"}),
-    ]
-    assert size > 7 or len(deltas(text, size, STREAM)[1]) > 5
-
-
-@pytest.mark.parametrize("length", range(1, len(LONG_CALL)))
-def test_truncated_call_is_a_prefix_of_the_full_call(length):
-    complete = LONG_CALL[LONG_CALL.index('{"a"') : -13]
-    [part] = deltas(LONG_CALL[:length], 3, STREAM)
-    if isinstance(part, tuple):
-        assert part == (TextDelta, LONG_CALL[:length])
-    else:
-        name, *arguments = part
-        assert name == "f"
-        assert complete.startswith("".join(arguments))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        '{"arguments": {"a": "x"}, "name": "f"}',
-        '{"name": "f", "arguments": {"a": "x"}, "why": "?"}',
-    ],
-)
-def test_calls_with_reordered_fields(call):
-    actual = parse(f"<tool_call>{call}</tool_call> Done.", 2, STREAM)
-    assert actual == [(ToolCallDelta, "f", {"a": "x"}), (TextDelta, "Done.")]
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_call_after_reasoning(size, is_stream):
+    options = ToolCallOptions(HermesFormat(), is_stream=is_stream)
+    expected = [(ReasoningDelta, "a"), (ToolCallDelta, "f", {"a": "x"})]
+    assert parse("<think>\na\n</think>\n\n" + CALL, size, options) == expected
 
 
 class _RejectingFormat(HermesFormat):

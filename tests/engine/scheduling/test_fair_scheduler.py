@@ -1,4 +1,4 @@
-"""`FairScheduler`: bounded overtaking, step time target."""
+"""`FairScheduler`: overtaking, step time target. The simulator checks protection."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tiny_llm.engine.scheduling.fair_scheduler import (
     FairScheduler,
     PromptCosts,
 )
-from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest, RequestState
+from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest
 
 
 def fair_scheduler(step_time_target=None, **changes) -> FairScheduler:
@@ -40,28 +40,6 @@ def test_protected_request_that_loads_from_disk_does_not_delay_younger_ones():
     assert run_step(sched) == {"younger": 1, "protected": 8}
 
 
-def test_request_out_of_pages_is_preempted():
-    sched = fair_scheduler(num_pages=7)
-    older, younger = request("a", 47, max_tokens=20), request("b", 47, first=500)
-    for added in (older, younger):
-        sched.add(added)
-    for _ in range(4):
-        run_step(sched)
-    assert (sched.num_preemptions, younger.state) == (1, RequestState.PREEMPTED)
-    assert ([*sched.waiting], sched.running) == ([younger], [older])
-    assert 0 < younger.num_uncached <= 16, "expected a hit on its own pages"
-    sched.check_integrity()
-
-
-def test_short_prompt_overtakes_a_running_long_prompt():
-    scheduler = fair_scheduler()
-    scheduler.add(request("long", 1000))
-    assert run_step(scheduler) == {"long": 64}
-    scheduler.add(request("short", 20, first=5000))
-    assert run_step(scheduler) == {"short": 20, "long": 44}
-    assert run_step(scheduler) == {"short": 1, "long": 63}
-
-
 def test_short_prompt_overtakes_queued_long_prompts():
     scheduler = fair_scheduler()
     for index in range(3):
@@ -87,22 +65,6 @@ def test_overtaking_is_limited_by_the_length_of_the_prompt():
         overtaking_tokens += sum(tokens.values())
     assert overtaking_tokens == 320  # the prompt's 300 tokens, rounded up to whole chunks of 64
     assert tokens == {"long": 64}
-
-
-def test_no_request_is_admitted_before_a_protected_one():
-    scheduler = fair_scheduler(num_pages=24, max_num_seqs=3)
-    scheduler.add(request("running", 200, max_tokens=60))
-    while scheduler.running == [] or scheduler.running[0].num_uncomputed > 1:
-        run_step(scheduler)
-    # The request does not fit while "running" holds its pages.
-    large = request("large", 300, first=1000)
-    scheduler.add(large)
-    large.num_overtaken = 300
-    scheduler.add(request("short", 20, first=2000))
-    assert run_step(scheduler) == {"running": 1}
-    while large.state is not RequestState.RUNNING:
-        assert "short" not in run_step(scheduler)
-    assert "short" in {name for _ in range(6) for name in run_step(scheduler)}
 
 
 def test_cached_prompt_counts_as_short():

@@ -39,11 +39,6 @@ def matches_whole_prompts(self, token_ids, root):
     return path
 
 
-def reverses_running_requests(self):
-    self.running.reverse()
-    return []
-
-
 def loses_preempted_requests(self, request):
     self.pages.release(request)
     self.running.remove(request)
@@ -61,31 +56,30 @@ share, match = PageManager.share_full_pages, PrefixCache.match
 free, grow = GroupPageManager.free_before_window, GroupPageManager.grow
 drop = GroupPrefixCache._drop
 FAULTS = {
-    "skips_reference_counts": (PrefixCache, "acquire", lambda self, path: self._unused.clear()),
-    "leaks_pages": (PageManager, "release", leaks_pages),
-    "ignores_reference_counts": (PageAllocator, "free", ignores_reference_counts),
-    "matches_whole_prompts": (PrefixCache, "match", matches_whole_prompts),
-    "ignores_adapters": (PrefixCache, "root_of", lambda self, adapter: self.root),
-    "shares_unwritten_pages": (
+    "skips reference counts": (PrefixCache, "acquire", lambda self, path: self._unused.clear()),
+    "leaks pages": (PageManager, "release", leaks_pages),
+    "ignores reference counts": (PageAllocator, "free", ignores_reference_counts),
+    "matches whole prompts": (PrefixCache, "match", matches_whole_prompts),
+    "ignores adapters": (PrefixCache, "root_of", lambda self, adapter: self.root),
+    "shares unwritten pages": (
         *(PageManager, "share_full_pages"),
         lambda self, request, num_written: share(self, request, num_written + 1),
     ),
-    "reverses_running_requests": (Scheduler, "_schedule_decoding", reverses_running_requests),
-    "loses_preempted_requests": (Scheduler, "_preempt", loses_preempted_requests),
+    "reverses running requests": (
+        *(Scheduler, "_schedule_decoding"),
+        lambda self: self.running.reverse() or [],
+    ),
+    "loses preempted requests": (Scheduler, "_preempt", loses_preempted_requests),
 }
 GROUP_FAULTS = {
-    "frees_pages_early": (
+    "frees pages early": (
         *(GroupPageManager, "free_before_window"),
         lambda self, request, num_written: free(self, request, num_written + 2),
     ),
-    "never_frees_pages": (GroupPageManager, "free_before_window", lambda *args: None),
-    "allocates_only_the_first_group": (GroupPageManager, "grow", allocates_only_the_first_group),
-    "matches_without_windows": (GroupPrefixCache, "match", match),
-    "drops_other_groups": (
-        GroupPrefixCache,
-        "_drop",
-        lambda self, node, group: drop(self, node, 0),
-    ),
+    "never frees pages": (GroupPageManager, "free_before_window", lambda *args: None),
+    "allocates only the first group": (GroupPageManager, "grow", allocates_only_the_first_group),
+    "matches without windows": (GroupPrefixCache, "match", match),
+    "drops other groups": (GroupPrefixCache, "_drop", lambda self, node, _: drop(self, node, 0)),
 }
 
 
@@ -100,7 +94,7 @@ def keeps_the_state_after_all_drafts(self, chunk):
     request.num_computed = num_computed
 
 
-def keeps_checkpoints_of_evicted_pages(self, node):
+def keeps_checkpoints(self, node):
     if node.parent.children.get(node.tokens) is node and node.children:
         discard(self, node)
 
@@ -123,7 +117,7 @@ def reads_the_written_slot(self, chunk, head):
     return replace(planned, state_read_slot=planned.state_writes[-1][1] if chunk.start else -1)
 
 
-def lets_the_draft_model_read_the_current_state(self, chunk, head):
+def drafts_from_current(self, chunk, head):
     planned = plan(self, chunk, head)
     return replace(planned, draft_state_read_slot=planned.state_read_slot)
 
@@ -131,19 +125,14 @@ def lets_the_draft_model_read_the_current_state(self, chunk, head):
 update, release, admit = StateSlots.update, StateSlots.release, StateSlots.admit
 plan, discard = StateSlots._plan_chunk, Checkpoints.discard
 STATE_FAULTS = {
-    "hits_without_a_checkpoint": (StateSlots, "up_to_checkpoint", lambda self, path: path),
-    **{
-        fault.__name__: (owner, method, fault)
-        for owner, method, fault in (
-            (StateSlots, "begin_step", writes_checkpoints_in_place),
-            (StateSlots, "update", keeps_the_state_after_all_drafts),
-            (Checkpoints, "discard", keeps_checkpoints_of_evicted_pages),
-            (StateSlots, "release", leaks_draft_slots),
-            (StateSlots, "admit", leaves_the_read_slot_unshared),
-            (StateSlots, "_plan_chunk", reads_the_written_slot),
-            (StateSlots, "_plan_chunk", lets_the_draft_model_read_the_current_state),
-        )
-    },
+    "hits without a checkpoint": (StateSlots, "up_to_checkpoint", lambda self, path: path),
+    "writes checkpoints in place": (StateSlots, "begin_step", writes_checkpoints_in_place),
+    "keeps the state after all drafts": (StateSlots, "update", keeps_the_state_after_all_drafts),
+    "keeps checkpoints of evicted pages": (Checkpoints, "discard", keeps_checkpoints),
+    "leaks draft slots": (StateSlots, "release", leaks_draft_slots),
+    "leaves the read slot unshared": (StateSlots, "admit", leaves_the_read_slot_unshared),
+    "reads the written slot": (StateSlots, "_plan_chunk", reads_the_written_slot),
+    "the draft model reads the current state": (StateSlots, "_plan_chunk", drafts_from_current),
 }
 
 

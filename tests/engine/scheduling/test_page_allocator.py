@@ -1,4 +1,4 @@
-"""`PageAllocator`: all-or-nothing allocation, reference counts, double frees."""
+"""`PageAllocator`: reference counts, double frees; the tests of day 3.3 cover allocation."""
 
 import sys
 

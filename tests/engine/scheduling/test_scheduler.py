@@ -1,25 +1,10 @@
-"""Scheduler: small cases with explicit expected steps."""
+"""Scheduler: small cases with explicit steps, beyond those of days 3.3 and 3.4."""
 
 import pytest
 
 from tests.engine.scheduler_harness import GREEDY, add, finish, scheduler, step
 from tiny_llm import UserError
 from tiny_llm.engine.scheduling.request import ChunkOutput, EngineRequest
-
-
-def test_prefix_cache_hit_on_an_earlier_request():
-    sched = scheduler(max_num_batched_tokens=64)
-    add(sched, "a", 10, max_tokens=1)
-    step(sched)
-    second = add(sched, "b", 12)
-    assert step(sched) == [("b", 8, 12, 0)]
-    assert second.num_cached_tokens == 8
-    same = add(sched, "c", 8)
-    assert ("c", 4, 8, 0) in step(sched), (
-        "the last page of a fully cached prompt must be recomputed"
-    )
-    assert same.num_cached_tokens == 4
-    assert sched.pages.counts(sched.running).shared == 2
 
 
 def test_prefix_cache_hit_on_output_tokens():
@@ -130,43 +115,32 @@ def test_abort_in_every_state():
     assert sched.pages.allocator.num_used == sched.pages.cache.num_pages
 
 
+CONTEXT, MEMORY = {"max_seq_len": 20}, {"num_pages": 2}
+TOO_LONG = "the prompt has 20 tokens, but the model's context length is 20 tokens, including the "
+TOO_MANY = (
+    "the prompt has 10 tokens and max_tokens is 11, but the model's context length is 20 tokens; "
+)
+
+
 @pytest.mark.parametrize(
-    ("length", "max_tokens", "message"),
+    ("changes", "length", "max_tokens", "message"),
     [
-        (0, 1, "the prompt is empty; give at least one token."),
-        (
-            20,
-            1,
-            "the prompt has 20 tokens, but the model's context length is 20 tokens, including the "
-            "output.",
-        ),
-        (
-            10,
-            11,
-            "the prompt has 10 tokens and max_tokens is 11, but the model's context length is 20 "
-            "tokens; max_tokens must be at most 10 for this prompt.",
-        ),
+        (CONTEXT, 0, 1, "the prompt is empty; give at least one token."),
+        (CONTEXT, 20, 1, f"{TOO_LONG}output."),
+        (CONTEXT, 10, 11, f"{TOO_MANY}max_tokens must be at most 10 for this prompt."),
+        (MEMORY, 5, 5, "the KV memory holds 8 tokens; max_tokens must be"),
+        (MEMORY, 9, None, "the KV memory holds 8 tokens, including the output"),
     ],
 )
-def test_request_beyond_context_is_rejected(length, max_tokens, message):
-    sched = scheduler(max_seq_len=20)
-    with pytest.raises(UserError) as raised:
+def test_oversized_request_is_rejected(changes, length, max_tokens, message):
+    sched = scheduler(**changes)
+    with pytest.raises(UserError, match=message):
         add(sched, "a", length, max_tokens)
-    assert str(raised.value) == message
     assert not sched.has_requests
 
 
-def test_request_beyond_kv_memory_is_rejected():
-    sched = scheduler(num_pages=2)
-    with pytest.raises(UserError, match="the KV memory holds 8 tokens; max_tokens must be"):
-        add(sched, "a", 5, 5)
-    with pytest.raises(UserError, match="the KV memory holds 8 tokens, including the output"):
-        add(sched, "b", 9, None)
-    add(sched, "c", 5, 4)  # the last output token needs no KV slot
-    finish(sched)
-
-
 def test_max_tokens_none_resolves_to_the_maximum_that_fits():
+    # The last output token needs no KV slot.
     assert add(scheduler(num_pages=2), "a", 5, None).max_tokens == 4
     assert add(scheduler(max_seq_len=9), "b", 5, None).max_tokens == 4
 

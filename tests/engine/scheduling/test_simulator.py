@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.engine.simulator import (
     Arrival,
@@ -104,25 +102,6 @@ def test_random_workloads(name):
         outcome = run_and_compare(draw(rng), check_every=1000 if index % interval else 1)
         totals += outcome.totals
     assert all(totals[total] > bound for total, bound in more_than.items()), totals
-
-
-@pytest.mark.slow
-@given(st.randoms(use_true_random=False))
-@settings(max_examples=500, deadline=None, derandomize=True)
-def test_hypothesis_workloads(rng):
-    run_and_compare(random_workload(rng))
-
-
-@pytest.mark.slow
-def test_two_slots_serve_any_workload():
-    rng = random.Random(4)
-    for _ in range(300):
-        workload = random_workload(rng, 12, 2)
-        few = run_and_compare(workload)
-        many = run_and_compare(
-            replace(workload, config=replace(workload.config, num_state_slots=99))
-        )
-        assert few.reasons.keys() == many.reasons.keys()
 
 
 @pytest.mark.slow

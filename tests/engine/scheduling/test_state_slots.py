@@ -20,33 +20,14 @@ def checkpoint_positions(sched: Scheduler) -> list[int]:
     return sorted(positions)
 
 
-def test_queued_requests_wait_for_the_branch():
-    sched = scheduler(num_state_slots=12, num_pages=60, page_size=4, max_num_batched_tokens=8)
-    requests = [add(sched, name, 57, 1) for name in "abc"]
-    for number, request in enumerate(requests):
-        request.token_ids[17:] = [100 + number] * 40
-    finish(sched)
-    assert [request.num_cached_tokens for request in requests] == [0, 16, 16]
-
-
-def test_aborts_during_a_step_return_reserved_slots():
-    sched = scheduler(num_state_slots=12, num_pages=60, page_size=4, max_num_batched_tokens=32)
-    requests = [add(sched, name, 57, 1) for name in "ab"]
-    for number, request in enumerate(requests):
-        request.token_ids[17:] = [100 + number] * 40
-    sched.schedule()
-    states = sched.pages.states
-    assert requests[0].state_slots.reserved, "the state at the branch has a slot"
-    for request in requests:
-        sched.finish(request, "abort")
-    states.check_integrity([])
-
-
-def test_identical_prompts_are_computed_once():
-    sched = scheduler(num_state_slots=12, num_pages=60, max_num_batched_tokens=16)
-    requests = [add(sched, name, 30, 3) for name in "abc"]
-    finish(sched)
-    assert [request.num_cached_tokens for request in requests] == [0, 28, 28]
+def test_queued_requests_wait_for_the_states_they_can_share():
+    for num_tokens, branch, expected in ((57, 17, [0, 16, 16]), (30, 30, [0, 28, 28])):
+        sched = scheduler(num_state_slots=12, num_pages=60, max_num_batched_tokens=8)
+        requests = [add(sched, name, num_tokens, 1) for name in "abc"]
+        for number, request in enumerate(requests):
+            request.token_ids[branch:] = [100 + number] * (num_tokens - branch)
+        finish(sched)
+        assert [request.num_cached_tokens for request in requests] == expected
 
 
 def test_rolling_checkpoint_follows_the_output():
@@ -116,16 +97,6 @@ def test_drafts_evict_few_checkpoints():
     [(_, _, _, num_drafts)] = step(sched)
     assert num_drafts == 4
     assert sched.pages.states.counts().checkpoints >= 11
-
-
-def test_no_checkpoints_without_prefix_caching():
-    sched = scheduler(num_state_slots=8, enable_prefix_caching=False)
-    for name in "abcd":
-        add(sched, name, 15, 6)
-    while sched.has_requests:
-        step(sched)
-        counts = sched.pages.states.counts()
-        assert (counts.cached, counts.checkpoints) == (0, 0)
 
 
 def test_state_slot_counts_in_events():

@@ -43,16 +43,6 @@ def test_property_name(llm):
     assert json.loads(output.text) == {"<|im_start|>": 1}
 
 
-def test_forced_tokens_are_accepted(llm):
-    grammars = GrammarCompiler(llm.tokenizer, llm.vocab_size)
-    for constraint, text in CASES:
-        grammar = grammars.compile(constraint)
-        forced = forced_tokens(grammar.matcher)
-        assert len(forced) > 2
-        assert grammar.accept_tokens(forced) is None
-        assert text.startswith(llm.tokenizer.decode(forced).removesuffix("<|im_end|>"))
-
-
 def test_special_tokens_by_name(llm):
     """A grammar can name a special token, as opposed to text that looks like it."""
     grammar = GrammarCompiler(llm.tokenizer, llm.vocab_size).compile(

@@ -56,19 +56,3 @@ def test_same_tokens_in_a_batch_with_drafts_and_with_a_grammar(llm):
     constraint = StructuredOutputs(choice=["tea", "coffee"])
     [constrained] = think(llm, structured_outputs=constraint, thinking_token_budget=4)
     assert constrained.text.partition("</think>")[2].strip() in ("tea", "coffee")
-
-
-def test_budget_has_no_effect_without_reasoning(llm):
-    [output] = llm.generate("RoPE is", SamplingParams(temperature=0, thinking_token_budget=0))
-    [unlimited] = llm.generate("RoPE is", SamplingParams(temperature=0))
-    assert output.token_ids == unlimited.token_ids
-
-
-def test_include_stop_str_in_output(llm):
-    params = {"temperature": 0, "stop": [" of"], "include_stop_str_in_output": True}
-    [with_stop] = llm.generate(QUESTION, SamplingParams(**params))
-    [without_stop] = llm.generate(
-        QUESTION, SamplingParams(**params | {"include_stop_str_in_output": False})
-    )
-    assert with_stop.text == without_stop.text + " of"
-    assert with_stop.outputs[0].stop_reason == " of"

@@ -5,6 +5,7 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import tokenizers
 
 from tests.engine.tool_calls.templates import TEMPLATES
@@ -121,6 +122,25 @@ def parse(tool_call_format, text, tools, sizes=(10**9,), is_stream=False, **opti
 
 def parsed_arguments(calls):
     return [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def sample(matcher, tokenizer, rng: random.Random) -> str:
+    """Samples a text of at most 2,000 tokens from a grammar."""
+    tokens: list[int] = []
+    [end] = tokenizer.eos_token_ids
+    # Appended as a unit, because random sampling would hardly ever close an unbounded parameter.
+    closing = tokenizer.encode("\n</parameter>\n")
+    while len(tokens) < 2000:
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: len(tokenizer)]).tolist()
+        if end in allowed and (rng.random() < 0.7 or len(allowed) == 1):
+            return tokenizer.decode(tokens)
+        drawn = [rng.choice([token for token in allowed if token != end])]
+        if rng.random() < 0.1 and matcher.validate_tokens(closing) == len(closing):
+            drawn = closing
+        tokens += drawn
+        assert matcher.consume_tokens(drawn)
+    raise AssertionError(tokenizer.decode(tokens))
 
 
 def random_sizes(rng: random.Random):

@@ -1,69 +1,40 @@
 """Minimal chat templates of five model families: turns, tools and tool calls."""
 
-QWEN3 = """\
-{%- if tools %}{{ "<|im_start|>system\\n<tools>" }}
-{%- for tool in tools %}{{ "\\n" + tool | tojson }}{% endfor %}
-{{- '\\n</tools>\\nReply with <tool_call>{"name": …, "arguments": …}</tool_call><|im_end|>\\n' }}
-{%- endif %}
+# CALL and PROMPT stand for the text of a call, and for the start of the assistant's reply.
+_CHATML = """\
+{%- if tools %}{{ "<|im_start|>system\\n" + tools | tojson + "<|im_end|>\\n" }}{% endif %}
 {%- for message in messages %}
     {{- "<|im_start|>" + message.role + "\\n" + message.content }}
     {%- for call in message.tool_calls or [] %}
         {{- "\\n" if message.content or not loop.first }}
-        {{- '<tool_call>\\n{"name": ' + call.function.name | tojson + ', "arguments": ' }}
-        {{- call.function.arguments | tojson + "}\\n</tool_call>" }}
+        CALL
     {%- endfor %}
     {{- "<|im_end|>\\n" }}
 {%- endfor %}
-{%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif %}"""
+{%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}PROMPT{% endif %}"""
 
-_QWEN_XML_TURNS = """\
-{%- for message in messages %}
-    {{- "<|im_start|>" + message.role + "\\n" + message.content }}
-    {%- for call in message.tool_calls or [] %}
-        {{- "\\n" if message.content or not loop.first }}
+_JSON_CALL = """\
+        {{- '<tool_call>\\n{"name": ' + call.function.name | tojson + ', "arguments": ' }}
+        {{- call.function.arguments | tojson + "}\\n</tool_call>" }}"""
+
+_XML_CALL = """\
         {{- "<tool_call>\\n<function=" + call.function.name + ">\\n" }}
         {%- for name, value in call.function.arguments | items %}
             {{- "<parameter=" + name + ">\\n" }}
             {{- value if value is string else value | tojson }}
             {{- "\\n</parameter>\\n" }}
         {%- endfor %}
-        {{- "</function>\\n</tool_call>" }}
-    {%- endfor %}
-    {{- "<|im_end|>\\n" }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}"""
+        {{- "</function>\\n</tool_call>" }}"""
 
-QWEN3_CODER = (
-    """\
-{%- if tools %}{{ "<|im_start|>system\\n" }}
-{%- for tool in tools %}{{ "<function>\\n<name>" + tool.function.name + "</name>\\n" }}{% endfor %}
-{{- "</function><|im_end|>\\n" }}
-{%- endif %}
-"""
-    + _QWEN_XML_TURNS
-    + "{% endif %}"
-)
-
-QWEN3_5 = (
-    """\
-{%- if tools %}{{ "<|im_start|>system\\n<tools>" }}
-{%- for tool in tools %}{{ "\\n" + tool | tojson }}{% endfor %}
-{{- "\\n</tools>\\n<tool_call>\\n<function=name>\\n<parameter=key>\\nvalue\\n</parameter>" }}
-{{- "\\n</function>\\n</tool_call><|im_end|>\\n" }}
-{%- endif %}
-"""
-    + _QWEN_XML_TURNS
-    + """\
-{{- "<think>\\n\\n</think>\\n\\n" if enable_thinking is false else "<think>\\n" }}{% endif %}"""
+_OPEN_REASONING = (
+    '{{ "<think>\\n\\n</think>\\n\\n" if enable_thinking is false else "<think>\\n" }}'
 )
 
 LLAMA3 = """\
 {{- bos_token }}
 {%- if tools %}
     {{- "<|start_header_id|>system<|end_header_id|>\\n\\nEnvironment: ipython\\n" }}
-    {{- 'Reply with {"name": function, "parameters": dictionary}.\\n' }}
-    {%- for tool in tools %}{{ tool | tojson }}{% endfor %}
-    {{- "<|eot_id|>" }}
+    {{- tools | tojson + "<|eot_id|>" }}
 {%- endif %}
 {%- for message in messages %}
     {{- "<|start_header_id|>" + message.role + "<|end_header_id|>\\n\\n" }}
@@ -83,63 +54,44 @@ LLAMA3 = """\
     {{- "<|start_header_id|>assistant<|end_header_id|>\\n\\n" }}
 {%- endif %}"""
 
-_MISTRAL_CHECK = """\
-        {%- if call.id is not defined or call.id | length != 9 %}
-            {{- raise_exception("call ids must have nine letters and digits") }}
-        {%- endif %}
-"""
-
-MISTRAL_LIST = (
-    """\
-{{- bos_token }}
-{%- if tools %}{{ "[AVAILABLE_TOOLS] " + tools | tojson + "[/AVAILABLE_TOOLS]" }}{% endif %}
-{%- for message in messages %}
-    {%- if message.role == "user" %}{{ "[INST] " + message.content + "[/INST]" }}
-    {%- elif message.role == "tool" %}
-        {%- if message.tool_call_id | length != 9 %}{{ raise_exception("nine") }}{% endif %}
-        {{- '[TOOL_RESULTS] {"content": ' + message.content | tojson }}
-        {{- ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
-    {%- elif message.tool_calls %}
-        {{- "[TOOL_CALLS] [" }}
-        {%- for call in message.tool_calls %}
-"""
-    + _MISTRAL_CHECK
-    + """\
-            {{- '{"name": "' + call.function.name + '", "arguments": ' }}
-            {{- call.function.arguments | tojson + ', "id": "' + call.id + '"}' }}
-            {{- ", " if not loop.last }}
-        {%- endfor %}
-        {{- "]" + eos_token }}
-    {%- else %}{{ message.content + eos_token }}
-    {%- endif %}
-{%- endfor %}"""
-)
-
-MISTRAL_ARGS = (
-    """\
+# CALL and RESULT stand for the texts of a call and of its result.
+_MISTRAL = """\
 {{- bos_token }}
 {%- if tools %}{{ "[AVAILABLE_TOOLS]" + tools | tojson + "[/AVAILABLE_TOOLS]" }}{% endif %}
 {%- for message in messages %}
     {%- if message.role == "user" %}{{ "[INST]" + message.content + "[/INST]" }}
     {%- elif message.role == "tool" %}
         {%- if message.tool_call_id | length != 9 %}{{ raise_exception("nine") }}{% endif %}
-        {{- "[TOOL_RESULTS]" + message.tool_call_id + "[TOOL_CONTENT]" + message.content }}
-        {{- "[/TOOL_RESULTS]" }}
+        RESULT
     {%- else %}
         {{- message.content }}
         {%- for call in message.tool_calls or [] %}
-"""
-    + _MISTRAL_CHECK
-    + """\
-            {{- "[TOOL_CALLS]" + call.function.name + "[CALL_ID]" + call.id + "[ARGS]" }}
-            {{- call.function.arguments | tojson }}
+            {%- if call.id | length != 9 %}
+                {{- raise_exception("call ids must have nine letters and digits") }}
+            {%- endif %}
+            CALL
         {%- endfor %}
         {{- eos_token }}
     {%- endif %}
 {%- endfor %}"""
-)
 
-_GEMMA4_ARGUMENT = """\
+_LIST_CALL = """\
+            {{- "[TOOL_CALLS] [" if loop.first else ", " }}
+            {{- '{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson + ', "id": "' + call.id + '"}' }}
+            {{- "]" if loop.last }}"""
+_LIST_RESULT = """\
+        {{- '[TOOL_RESULTS] {"content": ' + message.content | tojson + ', "call_id": "' }}
+        {{- message.tool_call_id + '"}[/TOOL_RESULTS]' }}"""
+
+_ARGS_CALL = """\
+            {{- "[TOOL_CALLS]" + call.function.name + "[CALL_ID]" + call.id + "[ARGS]" }}
+            {{- call.function.arguments | tojson }}"""
+_ARGS_RESULT = """\
+        {{- "[TOOL_RESULTS]" + message.tool_call_id + "[TOOL_CONTENT]" + message.content }}
+        {{- "[/TOOL_RESULTS]" }}"""
+
+GEMMA4 = """\
 {%- macro argument(value) -%}
     {%- if value is string %}{{ '<|"|>' + value + '<|"|>' }}
     {%- elif value is boolean %}{{ "true" if value else "false" }}
@@ -151,11 +103,6 @@ _GEMMA4_ARGUMENT = """\
         [{% for item in value %}{{ "" if loop.first else "," }}{{ argument(item) }}{% endfor %}]
     {%- else %}{{ value }}{% endif %}
 {%- endmacro %}
-"""
-
-GEMMA4 = (
-    _GEMMA4_ARGUMENT
-    + """\
 {{- bos_token }}
 {%- for tool in tools or [] %}{{ "<|tool>declaration:" + tool.function.name + "<tool|>" }}
 {%- endfor %}
@@ -168,14 +115,22 @@ GEMMA4 = (
     {{- eos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ "<|turn>assistant\\n" }}{% endif %}"""
-)
+
+
+def _chatml(call: str, prompt: str = "") -> str:
+    return _CHATML.replace("        CALL", call).replace("PROMPT", prompt)
+
+
+def _mistral(call: str, result: str) -> str:
+    return _MISTRAL.replace("            CALL", call).replace("        RESULT", result)
+
 
 TEMPLATES = {
-    "qwen3": QWEN3,
-    "qwen3-coder": QWEN3_CODER,
-    "qwen3.5": QWEN3_5,
+    "qwen3": _chatml(_JSON_CALL),
+    "qwen3-coder": _chatml(_XML_CALL),
+    "qwen3.5": _chatml(_XML_CALL, _OPEN_REASONING),
     "llama3": LLAMA3,
-    "mistral-list": MISTRAL_LIST,
-    "mistral-args": MISTRAL_ARGS,
+    "mistral-list": _mistral(_LIST_CALL, _LIST_RESULT),
+    "mistral-args": _mistral(_ARGS_CALL, _ARGS_RESULT),
     "gemma4": GEMMA4,
 }

@@ -6,39 +6,30 @@ import pytest
 
 from tests.engine.tool_calls.support import format_of, parse, parsed_arguments
 from tests.engine.tool_calls.templates import TEMPLATES
+from tests.support import function_tool, object_schema
 from tiny_llm import UserError
 from tiny_llm.engine.tool_calls.registry import AUTO, NAMES, find_format
 from tiny_llm.engine.tool_calls.tool_schema import to_json, value_types
 
-WEATHER = {
-    "name": "weather",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-    },
-}
-TOOLS = [{"type": "function", "function": WEATHER}]
+TOOLS = [function_tool("weather", object_schema(city={"type": "string"}, days={"type": "integer"}))]
 OSLO_CALL = [("weather", {"city": "Oslo"})]
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [
-        ("qwen3", "hermes"),
-        ("qwen3-coder", "qwen3_coder"),
-        ("qwen3.5", "qwen3_coder"),
-        ("llama3", "llama3_json"),
-        ("mistral-list", "mistral"),
-        ("mistral-args", "mistral"),
-        ("gemma4", "gemma4"),
-    ],
-)
-def test_format_is_detected_from_the_template(family, name):
-    assert format_of(family).name == name
-    assert find_format(AUTO, {"default": "x", "tool_use": TEMPLATES[family]}).name == name
+FORMATS = {
+    "qwen3": "hermes",
+    "qwen3-coder": "qwen3_coder",
+    "qwen3.5": "qwen3_coder",
+    "llama3": "llama3_json",
+    "mistral-list": "mistral",
+    "mistral-args": "mistral",
+    "gemma4": "gemma4",
+}
 
 
-def test_format_by_name():
+def test_format_is_detected_from_the_template_or_given_by_name():
+    for family, name in FORMATS.items():
+        assert format_of(family).name == name
+        assert find_format(AUTO, {"default": "x", "tool_use": TEMPLATES[family]}).name == name
     assert [find_format(name, None).name for name in NAMES] == list(NAMES)
     assert find_format(AUTO, None).name == "hermes"
     assert find_format("hermes", TEMPLATES["llama3"]).name == "hermes"
@@ -64,6 +55,7 @@ VARIANTS = [
     ("qwen3", '<tool_call>{"name":"weather","arguments":{"city":"Oslo"}}'),
     ("qwen3", '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}'),
     ("qwen3", '<tool_call>{"arguments": {"city": "Oslo"}, "name": "weather"}'),
+    ("qwen3", '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}, "why": "?"}'),
     ("qwen3", r'<tool_call>{"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}'),
     ("qwen3.5", "<tool_call>\n<function=weather>\n<parameter=city>\nOslo"),
     ("qwen3.5", "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>"),

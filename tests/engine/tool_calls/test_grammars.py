@@ -2,8 +2,8 @@
 
 import json
 import random
+from functools import cache
 
-import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -15,6 +15,7 @@ from tests.engine.tool_calls.support import (
     parse,
     parsed_arguments,
     random_tool,
+    sample,
     write_calls,
 )
 from tests.engine.tool_calls.templates import TEMPLATES
@@ -42,15 +43,12 @@ LOOKUP_PARAMETERS = {
 }
 LOOKUP = function_tool("look_up", LOOKUP_PARAMETERS)
 STOP = function_tool("stop")
-_compilers = {}
 
 
+@cache
 def compiler(family, vocabulary):
-    key = (family, vocabulary)
-    if key not in _compilers:
-        tokenizer = byte_tokenizer(family, VOCABULARIES[vocabulary])
-        _compilers[key] = (GrammarCompiler(tokenizer, len(tokenizer)), tokenizer)
-    return _compilers[key]
+    tokenizer = byte_tokenizer(family, VOCABULARIES[vocabulary])
+    return GrammarCompiler(tokenizer, len(tokenizer)), tokenizer
 
 
 def accepts(family, vocabulary, constraint, text):
@@ -94,7 +92,7 @@ def test_calls_of_the_template_are_accepted(family, vocabulary):
 def test_random_outputs_are_calls(family, vocabulary):
     """Outputs sampled from the grammar are calls that match the schemas."""
     for seed in range(6):
-        text = sample(family, vocabulary, ToolCalls([LOOKUP, STOP], "required"), seed)
+        text = sampled(family, vocabulary, ToolCalls([LOOKUP, STOP], "required"), seed)
         content, calls, _ = parse(format_of(family), text, [LOOKUP, STOP])
         assert (content, bool(calls)) == ("", True), text
         for name, arguments in parsed_arguments(calls):
@@ -121,7 +119,7 @@ def test_calls_or_a_structured_response(family, vocabulary):
     ]:
         assert accepts(family, vocabulary, constraint, text) == is_allowed, text
     for seed in range(6):
-        text = sample(family, vocabulary, constraint, seed)
+        text = sampled(family, vocabulary, constraint, seed)
         content, calls, _ = parse(
             format_of(family), text, [LOOKUP, STOP], has_structured_content=True
         )
@@ -131,23 +129,9 @@ def test_calls_or_a_structured_response(family, vocabulary):
             Draft202012Validator(PERSON).validate(json.loads(content))
 
 
-def sample(family, vocabulary, constraint, seed):
+def sampled(family, vocabulary, constraint, seed):
     grammars, tokenizer = compiler(family, vocabulary)
-    rng, matcher, tokens = random.Random(seed), grammars.compile(constraint).matcher, []
-    [end] = tokenizer.eos_token_ids
-    # Appended as a unit, because random sampling would hardly ever close an unbounded parameter.
-    closing = tokenizer.encode("\n</parameter>\n")
-    while len(tokens) < 2000:
-        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: len(tokenizer)]).tolist()
-        if end in allowed and (rng.random() < 0.7 or len(allowed) == 1):
-            return tokenizer.decode(tokens)
-        drawn = [rng.choice([token for token in allowed if token != end])]
-        if rng.random() < 0.1 and matcher.validate_tokens(closing) == len(closing):
-            drawn = closing
-        tokens += drawn
-        assert matcher.consume_tokens(drawn)
-    raise AssertionError(tokenizer.decode(tokens))
+    return sample(grammars.compile(constraint).matcher, tokenizer, random.Random(seed))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.engine.support import accepts
-from tests.engine.tool_calls.support import END, byte_tokenizer
+from tests.engine.tool_calls.support import END, byte_tokenizer, sample
 from tests.support import function_tool, object_schema
 from tiny_llm import StructuredOutputs, ToolCalls
 from tiny_llm.engine.outputs.output_parser import HarmonyParser, ReasoningDelta, TextDelta
@@ -71,10 +71,7 @@ def parse(text, size=1000, is_stream=False, starts_message=True, tools=(ADD,)):
             f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{CALL}",
             ("", "I look.", [ADD_5]),
         ),
-        (
-            "<|channel|>analysis to=python code<|message|>1 + 1<|call|>",
-            ("1 + 1", "", []),
-        ),
+        ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", ("1 + 1", "", [])),
         ("<|channel|>analysis<|message|>I ad", ("I ad", "", [])),
         ("<|channel|>analysis<|message|>I add.<|end|><|start|>assis", ("I add.", "", [])),
         (f"{FINAL}a <b> < c", ("", "a <b> < c", [])),
@@ -99,18 +96,13 @@ def test_truncated_call_is_text(cut):
     assert content.endswith(CALL[:-cut]) or not content
 
 
-_compilers = {}
-
-
+@cache
 def compiler(vocabulary):
-    if vocabulary not in _compilers:
-        backend = byte_tokenizer(
-            "qwen3", TAGS if vocabulary == "tags" else ["<|return|>"]
-        ).backend_tokenizer
-        tokenizer = Tokenizer(Path(), backend, {}, {backend.token_to_id("<|return|>")})
-        tokenizer.chat_template = TEMPLATE
-        _compilers[vocabulary] = GrammarCompiler(tokenizer, len(tokenizer)), tokenizer
-    return _compilers[vocabulary]
+    tags = TAGS if vocabulary == "tags" else ["<|return|>"]
+    backend = byte_tokenizer("qwen3", tags).backend_tokenizer
+    tokenizer = Tokenizer(Path(), backend, {}, {backend.token_to_id("<|return|>")})
+    tokenizer.chat_template = TEMPLATE
+    return GrammarCompiler(tokenizer, len(tokenizer)), tokenizer
 
 
 def compiled(vocabulary, constraint):
@@ -160,22 +152,12 @@ def test_grammar(vocabulary, constraint, text, is_accepted):
 def test_random_outputs_parse(vocabulary):
     pytest.importorskip("llguidance")
     tokenizer = compiler(vocabulary)[1]
-    [eos] = tokenizer.eos_token_ids
     for seed in range(6):
-        rng, matcher, tokens = random.Random(seed), compiled(vocabulary, REQUIRED), []
-        thought = tokenizer.encode(THOUGHT if seed % 2 else "")
-        assert matcher.try_consume_tokens(thought) == len(thought)
-        forced = tokenizer.encode(rng.choice([" to=", "<|channel|>commentary to="]))
-        assert matcher.try_consume_tokens(forced) == len(forced)
-        tokens += [*thought, *forced]
-        while not matcher.is_stopped() and len(tokens) < 500:
-            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
-            token = int(rng.choice(allowed.tolist()))
-            if token == eos or not matcher.consume_token(token):
-                break
-            tokens.append(token)
-        text = tokenizer.decode(tokens)
+        rng, matcher = random.Random(seed), compiled(vocabulary, REQUIRED)
+        start = THOUGHT if seed % 2 else ""
+        start += rng.choice([" to=", "<|channel|>commentary to="])
+        assert matcher.consume_tokens(tokenizer.encode(start))
+        text = start + sample(matcher, tokenizer, rng)
         reasoning, content, calls = parse(text, tools=(ADD, STOP))
         assert (reasoning, content, len(calls)) == ("I add." if seed % 2 else "", "", 1), text
 

@@ -46,6 +46,7 @@ ON = {"use_sliding_window": True, "sliding_window": 64}
 BOTH, LAST = (SlidingWindow(64, frozenset(layers)) for layers in ((0, 1), (1,)))
 NO_WINDOW = {"sliding_window": None}
 THETA = {"rope_theta": 5e5}
+ORIGINAL = {"original_max_position_embeddings": 256}  # takes precedence
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 LINEAR = {"type": "linear", "factor": 2}
 LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}
@@ -69,6 +70,7 @@ PARSED = [
     ("llama", {"rope_theta": None, "rope_parameters": THETA}, {**THETA, "rope_scaling": None}),
     ("qwen2", {"rope_scaling": YARN}, {"max_position_embeddings": 512}),
     ("llama", {"rope_scaling": LINEAR}, {"max_position_embeddings": 512}),
+    ("qwen3", {"rope_scaling": YARN, **ORIGINAL}, {"rope_scaling.original_context": 256}),
     # a window of 4096 masks nothing in a context of at most 256 tokens
     ("mistral", {}, NO_WINDOW),
     ("mistral", {"sliding_window": 256}, NO_WINDOW),
@@ -122,11 +124,6 @@ def test_last_layer_of_gemma4_attends_to_all_keys():
     config = parse("gemma4", {"layer_types": [SLIDING] * 6, "num_kv_shared_layers": 0})
     assert config.sliding_window.layers == frozenset(range(5))
     assert [config.kv_shape_of(layer) for layer in (4, 5)] == [(1, 32), (1, 64)]
-
-
-def test_original_context_of_the_config_takes_precedence():
-    config = parse("qwen3", {"rope_scaling": YARN, "original_max_position_embeddings": 256})
-    assert config.rope_scaling.original_context == 256
 
 
 # Fields that `to_dict()` adds in transformers 4, with their defaults.

@@ -14,12 +14,12 @@ from tests.models.support import (
     MIXTURE,
     name_of,
     run_changing_batch,
+    run_ragged,
     run_sequence,
     sequence_logits,
     write_checkpoint,
 )
 from tests.ops.captured_functions import node_names
-from tests.ops.test_graph_capture_models import run_ragged
 from tests.support import assert_close, assert_same_bits, random, use_device
 from tiny_llm import (
     LLM,
@@ -40,8 +40,6 @@ from tiny_llm.models.loading import load, serving_model
 QUANTIZED = {"bits": 4, "group_size": 64}
 WINDOW = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
 LLAMA = FAMILIES["llama"]
-
-
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
@@ -54,7 +52,6 @@ def test_unsupported_field_is_rejected_by_every_loader(tmp_path, demo):
             load_either(str(tmp_path))
 
 
-@pytest.mark.usefixtures("on_cpu")
 def test_decoder_matches_week_3_bitwise(demo):
     mlx_model, tokenizer = demo
     ids = tokenizer.encode("What is the capital of France?")
@@ -66,14 +63,10 @@ def test_decoder_matches_week_3_bitwise(demo):
     assert_same_bits(decoder, week_3, "Decoder compared with Qwen3ModelWeek3")
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("run", [run_sequence, run_changing_batch, run_ragged])
 @pytest.mark.parametrize(
     "config",
-    [
-        *(FAMILIES["llama"], FAMILIES["qwen2"], MIXTURE, HYBRID, HYBRID_MIXTURE),
-        *(GEMMA4, GEMMA4_MIXTURE),
-    ],
+    [LLAMA, FAMILIES["qwen2"], MIXTURE, HYBRID, HYBRID_MIXTURE, GEMMA4, GEMMA4_MIXTURE],
     ids=name_of,
 )
 def test_captured_steps_are_bitwise_equal_to_eager_steps(config, run, monkeypatch):
@@ -116,7 +109,6 @@ def test_gpu_matches_cpu(either_device, config):
     assert_close(logits(), expected, f"{name_of(config)} on a GPU", ulps=16)
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(
     "config",
     [*FAMILIES.values(), MIXTURE, HYBRID, HYBRID_MIXTURE, GEMMA4, GEMMA4_MIXTURE],
@@ -188,7 +180,6 @@ def test_tokens_do_not_depend_on_batch_drafts_or_chunks(demo, family, quantizati
     assert generate(prompts, max_num_batched_tokens=7, max_num_seqs=4, **int8) == alone
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("tokens", [1, 7, 50])
 @pytest.mark.parametrize("quantization", [None, QUANTIZED, {"mode": "mxfp4"}], ids=str)
 def test_stacked_experts_match_separate_experts(quantization, tokens):
@@ -201,7 +192,6 @@ def test_stacked_experts_match_separate_experts(quantization, tokens):
         assert way(x[:, :0], experts[:, :0]).shape == (1, 0, 2, 128)
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("quantization", [QUANTIZED, {"bits": 6}, {"mode": "mxfp4"}], ids=str)
 def test_grouped_experts_are_bitwise_equal_to_separate_experts_and_single_tokens(quantization):
     mixture = random_checkpoint({**MIXTURE, "quantization": quantization})
@@ -221,7 +211,6 @@ def test_grouped_experts_are_bitwise_equal_to_separate_experts_and_single_tokens
     assert layer(x[:, :0]).shape == (2, 0, 128)
 
 
-@pytest.mark.usefixtures("on_cpu")
 def test_experts_are_prepacked_if_supported():
     rows = kernels.prepack_rows()
     if not rows:
@@ -232,29 +221,15 @@ def test_experts_are_prepacked_if_supported():
     assert layer.experts.down.weight.scales.shape == (6, 128 // rows, 2, rows)
 
 
-def test_hugging_face_experts_are_stacked(tmp_path):
+def test_missing_expert_is_named(tmp_path):
     weights, _ = random_tensors(MIXTURE)
-    expected = weights["model.layers.1.mlp.switch_mlp.up_proj.weight"]
     for name in [name for name in weights if ".switch_mlp." in name]:
         for index, own in enumerate(weights.pop(name)):
             weights[name.replace("switch_mlp", f"experts.{index}")] = own
-    write_checkpoint(tmp_path, MIXTURE, weights)
-    actual = read_checkpoint(tmp_path, MIXTURE).layers[1].mlp.switch_mlp
-    assert_same_bits(actual.up_proj.weight, expected, "stacked experts")
     del weights["model.layers.1.mlp.experts.3.up_proj.weight"]
     write_checkpoint(tmp_path, MIXTURE, weights)
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.switch_mlp\.up_proj.weight is missing"):
         read_checkpoint(tmp_path, MIXTURE)
-
-
-def test_window_does_not_limit_a_request(demo):
-    pair = random_checkpoint({**FAMILIES["ministral3"], "sliding_window": 48}), demo[1]
-    llm = LLM(pair, block_size=16)
-    assert llm.runner.target.model.max_seq_len == 256
-    params = SamplingParams(max_tokens=1)
-    llm.add_request([3] * 255, params)
-    with pytest.raises(UserError, match="256"):
-        llm.add_request([3] * 256, params)
 
 
 @pytest.mark.parametrize("week", [1, 2, 3])
@@ -286,22 +261,13 @@ def test_dummy_weights_need_only_a_config(tmp_path, capsys):
     assert 0.3 < float(mx.std(logits.astype(mx.float32))) < 3  # about unit variance
 
 
-def test_dummy_weights_of_a_folder_with_a_tokenizer(demo):
-    drawn, tokenizer = load_weights("demo", load_format="dummy")
-    trained, _ = load_weights("demo")
-    assert tokenizer.encode("RoPE") == demo[1].encode("RoPE")
-    assert drawn.args == trained.args
-    assert not mx.array_equal(
-        drawn.layers[0].mlp.up_proj.weight, trained.layers[0].mlp.up_proj.weight
-    )
-
-
 def test_dummy_weights_are_rejected_where_unsupported(tmp_path):
     with pytest.raises(UserError, match="load_format must be 'auto' or 'dummy', got 'ggml'"):
         load_weights("demo", load_format="ggml")
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    with pytest.raises(ModelError, match="vocab_size, 211, is too small for the demo"):
-        load_weights(str(tmp_path), load_format="dummy")
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "float8"}))
-    with pytest.raises(ModelError, match="dtype 'float8', expected one of bfloat16, float16"):
-        load_weights(str(tmp_path), load_format="dummy")
+    for changes, message in (
+        ({}, "vocab_size, 211, is too small for the demo"),
+        ({"torch_dtype": "float8"}, "dtype 'float8', expected one of bfloat16, float16"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **changes}))
+        with pytest.raises(ModelError, match=message):
+            load_weights(str(tmp_path), load_format="dummy")

@@ -11,7 +11,7 @@ from tiny_llm.models.loading import serving_model
 
 
 @pytest.mark.parametrize("bits", [None, 4, 5])
-def test_mapped_table(tmp_path, bits, on_cpu):
+def test_mapped_table(tmp_path, bits):
     """The table of a loaded checkpoint stays in its file, in its format."""
     config = {**GEMMA4, "vocab_size_per_layer_input": 300_000}
     if bits is not None:

@@ -38,68 +38,28 @@ NESTED = {
 }
 
 
-def model_of(config, **changes):
-    return serving_model("it", random_checkpoint({**config, **changes}), 16)
-
-
 IDS = [(7 * i) % 211 for i in range(70)]
-FORMATS = {
-    "float32": {"torch_dtype": "float32"},
-    "float16": {"torch_dtype": "float16"},
-    "bfloat16": {},
-    "4bit": {"quantization": {"bits": 4, "group_size": 32}},
-}
+FORMATS = {dtype: {"torch_dtype": dtype} for dtype in ("float32", "float16", "bfloat16")}
+FORMATS["4bit"] = {"quantization": {"bits": 4, "group_size": 32}}
 
 
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("config", [HYBRID, HYBRID_MIXTURE], ids=name_of)
 def test_logits_are_chunk_invariant(config, form):
-    model = model_of(config, **FORMATS[form])
+    model = serving_model("it", random_checkpoint({**config, **FORMATS[form]}), 16)
     whole = sequence_logits(model, IDS)
     for ends in ([1, 2, 5, 40, 70], [33, *range(34, 71)]):
         assert_same_bits(sequence_logits(model, IDS, ends), whole, f"chunks ending at {ends}")
 
 
-def run_span(paged, ids, start, read, writes):
-    span = Span(ids, start, array("i", range(8)), read, writes)
-    return paged.logits([span], range(len(ids)))
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_decoding_continues_from_the_state_of_any_token():
-    """Decoding continues from the last draft token that was accepted."""
-    paged = PagedModel(model_of(HYBRID), 8, 12)
-    whole = run_span(paged, IDS[:20], 0, -1, [(19, 0)])
-    mx.eval(whole)
-    run_span(paged, IDS[:10], 0, -1, [(9, 0)])
-    # In-place update: reads slot 0 and writes slots 0 to 9, one per token.
-    tail = run_span(paged, IDS[10:20], 10, 0, [(i, i) for i in range(10)])
-    assert_same_bits(tail, whole[10:], "tail")
-    for accepted in (9, 4, 0):
-        start = 10 + accepted + 1
-        if start < 20:
-            again = run_span(paged, IDS[start:20], start, accepted, [(19 - start, 11)])
-            assert_same_bits(again, whole[start:], f"after {accepted} tokens")
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_read_slot_is_unchanged_unless_written():
-    """Several requests may continue from the checkpoint in a read slot."""
-    paged = PagedModel(model_of(HYBRID), 8, 3)
-    run_span(paged, IDS[:10], 0, -1, [(9, 2)])
-    first = run_span(paged, IDS[10:20], 10, 2, [(9, 0)])
-    assert not mx.array_equal(first, run_span(paged, IDS[30:40], 10, 2, [(9, 1)]))
-    assert_same_bits(run_span(paged, IDS[10:20], 10, 2, []), first, "again")
-
-
 def test_storage_has_the_declared_bytes():
-    model = model_of(HYBRID, torch_dtype="bfloat16")
+    model = serving_model("it", random_checkpoint(HYBRID), 16)
     # Per layer: a convolution state of 3×224 bfloat16 and a recurrent state of 4×24×32 float32.
     assert model.state_bytes == 2 * (3 * 224 * 2 + 4 * 24 * 32 * 4)
     assert model.kv_bytes_per_token == 2 * 2 * 2 * 32 * 2
     paged = PagedModel(model, 8, 7)
-    mx.eval(run_span(paged, IDS[:3], 0, -1, [(2, 5)]))  # `populate` requires evaluated arrays
+    span = Span(IDS[:3], 0, array("i", range(8)), -1, [(2, 5)])
+    mx.eval(paged.logits([span], range(3)))  # `populate` requires evaluated arrays
     assert paged._storage.states.nbytes == model.state_bytes
     paged.populate(8, 7)
     assert paged.nbytes == 8 * 16 * model.kv_bytes_per_token + 7 * model.state_bytes

@@ -38,33 +38,32 @@ def add_ollama_model(root: Path, name: str, digest: str = DIGEST) -> None:
     write(root / "blobs" / DIGEST.replace(":", "-"))
 
 
+BLOB = f".ollama/models/blobs/{DIGEST.replace(':', '-')}"
+FOUND = {
+    "ollama:hf.co/org/Repo-GGUF:Q4_0": BLOB,
+    "ollama:llama3.2:1b": BLOB,
+    "ollama:llama3.2:latest": BLOB,
+    "ollama:me/mine:v1": BLOB,
+    "lmstudio:meta/Llama-GGUF/a-Q4_0.gguf": ".lmstudio/models/meta/Llama-GGUF/a-Q4_0.gguf",
+    "lmstudio:meta/Llama-GGUF/a-Q8_0.gguf": ".lmstudio/models/meta/Llama-GGUF/a-Q8_0.gguf",
+    "lmstudio:qwen/Qwen3/b.gguf": ".lmstudio/models/qwen/Qwen3/b.gguf",
+    "lmstudio:mlx-community/Qwen3-MLX": ".cache/lm-studio/models/mlx-community/Qwen3-MLX",
+}
+SHORT = {
+    "ollama:llama3.2": BLOB,
+    "lmstudio:qwen/Qwen3": ".lmstudio/models/qwen/Qwen3/b.gguf",
+    "lmstudio:qwen3": ".lmstudio/models/qwen/Qwen3/b.gguf",
+    "lmstudio:a-Q8_0.gguf": ".lmstudio/models/meta/Llama-GGUF/a-Q8_0.gguf",
+    "lmstudio:Qwen3-MLX": ".cache/lm-studio/models/mlx-community/Qwen3-MLX",
+}
+
+
 def test_names(home):
-    assert [name for name, _ in local_models()] == [
-        "ollama:hf.co/org/Repo-GGUF:Q4_0",
-        "ollama:llama3.2:1b",
-        "ollama:llama3.2:latest",
-        "ollama:me/mine:v1",
-        "lmstudio:meta/Llama-GGUF/a-Q4_0.gguf",
-        "lmstudio:meta/Llama-GGUF/a-Q8_0.gguf",
-        "lmstudio:qwen/Qwen3/b.gguf",
-        "lmstudio:mlx-community/Qwen3-MLX",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("ollama:llama3.2", f".ollama/models/blobs/{DIGEST.replace(':', '-')}"),
-        ("ollama:me/mine:v1", f".ollama/models/blobs/{DIGEST.replace(':', '-')}"),
-        ("ollama:hf.co/org/Repo-GGUF:Q4_0", f".ollama/models/blobs/{DIGEST.replace(':', '-')}"),
-        ("lmstudio:qwen/Qwen3", ".lmstudio/models/qwen/Qwen3/b.gguf"),
-        ("lmstudio:qwen3", ".lmstudio/models/qwen/Qwen3/b.gguf"),
-        ("lmstudio:a-Q8_0.gguf", ".lmstudio/models/meta/Llama-GGUF/a-Q8_0.gguf"),
-        ("lmstudio:Qwen3-MLX", ".cache/lm-studio/models/mlx-community/Qwen3-MLX"),
-    ],
-)
-def test_names_are_found(home, name, file):
-    assert find_config(name, None) == home / file
+    assert [name for name, _ in local_models()] == list(FOUND)
+    for name, file in {**FOUND, **SHORT}.items():
+        assert find_config(name, None) == home / file, name
+    for other in ("demo", "C:/models"):
+        assert find_local_model(other) is None
 
 
 def test_ollama_models_variable(home, monkeypatch):
@@ -91,11 +90,6 @@ def test_manifests_refer_only_to_blobs(home, digest):
     add_ollama_model(home / ".ollama/models", "registry.ollama.ai/library/bad/latest", digest)
     with pytest.raises(ModelError, match="refers to no file with weights"):
         find_config("ollama:bad", None)
-
-
-def test_other_names_have_no_prefix(home):
-    assert find_local_model("demo") is None
-    assert find_local_model("C:/models") is None
 
 
 def test_first_file_of_a_split_is_the_model():

@@ -59,12 +59,6 @@ def test_random_damage_is_an_error_or_harmless(file):
             open_gguf(file)
 
 
-def change(file, position: int, layout: str, value: int) -> None:
-    data = bytearray(file.read_bytes())
-    struct.pack_into(layout, data, position, value)
-    file.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("position", "layout", "value", "message"),
     [
@@ -76,7 +70,9 @@ def change(file, position: int, layout: str, value: int) -> None:
     ],
 )
 def test_invalid_headers(file, position, layout, value, message):
-    change(file, position, layout, value)
+    data = bytearray(file.read_bytes())
+    struct.pack_into(layout, data, position, value)
+    file.write_bytes(data)
     with pytest.raises(ModelError, match=message):
         open_gguf(file)
 

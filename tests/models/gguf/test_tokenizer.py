@@ -15,6 +15,9 @@ from tiny_llm.models.gguf.tokenizer import gguf_tokenizer
 from tiny_llm.models.tokenizer.loader import open_tokenizer
 from tiny_llm.models.tokenizer.tokenizer import detokenizer_with_leading_space
 
+TOOL_USE = {"name": "tool_use", "template": "tools: {{ tools | length }}"}
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+WORDS = {"▁": -1.0, "a": -2.0, "b": -3.0, "▁a": -4.0, "ab": -3.5, "▁ab": -9.0, "▁▁": -2.5}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 TEXTS = [
     "Hello, world!",
@@ -46,9 +49,6 @@ def write(path: Path, kind: str, tokens: list[str], types: list[int], **fields: 
     return path
 
 
-TOOL_USE = {"name": "tool_use", "template": "tools: {{ tools | length }}"}
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """The demo model's tokenizer, from its folder and from a GGUF file."""
@@ -76,24 +76,16 @@ def test_byte_level_tokens_equal_the_original(pair, text):
     assert [ours.token_bytes(i) for i in ids] == [original.token_bytes(i) for i in ids]
 
 
-def test_vocabulary_and_eos_equal_the_original(pair):
+def test_vocabulary_eos_and_templates(pair):
     original, ours = pair
     assert ours.get_vocab() == original.get_vocab()
     assert ours.has_thinking == original.has_thinking
     assert original.eos_token_ids <= ours.eos_token_ids
     ends = {ours.decode([i]) for i in ours.eos_token_ids}
     assert ends <= {"<|im_end|>", "<|endoftext|>"}
-
-
-def test_chat_templates(pair):
-    _, ours = pair
     messages = [{"role": "user", "content": "hi"}]
     assert ours.apply_chat_template(messages, tokenize=False) == "hi"
     assert ours.apply_chat_template(messages, tools=[{}, {}], tokenize=False) == "tools: 2"
-
-
-PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-WORDS = {"▁": -1.0, "a": -2.0, "b": -3.0, "▁a": -4.0, "ab": -3.5, "▁ab": -9.0, "▁▁": -2.5}
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Random LoRA adapters in the formats of `mlx_lm.lora` and PEFT."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,6 @@ import mlx.core as mx
 
 from tiny_llm.models.checkpoint.tensor_shapes import matrix_shapes
 from tiny_llm.models.families.registry import read_config
-
-
-def adapted_layers(config: Mapping[str, Any], last: int) -> Iterator[tuple[str, int, int]]:
-    """Yields (path, outputs, inputs) of adaptable layers in the `last` blocks."""
-    model = read_config(config)
-    for path, shape in matrix_shapes(model):
-        is_supported = path.startswith("model.layers.") and "switch_mlp" not in path
-        if is_supported and int(path.split(".")[2]) >= model.num_hidden_layers - last:
-            yield path, shape[0], shape[1]
 
 
 def random_adapter(
@@ -35,10 +26,11 @@ def random_adapter(
         size: standard deviation of the weight update at scale 1.
         only: suffixes of the adapted layers' paths.
     """
-    key = mx.random.key(seed)
-    tensors = {}
-    for path, O, I in adapted_layers(config, last):
-        if path.endswith(tuple(only)):
+    key, tensors, model = mx.random.key(seed), {}, read_config(config)
+    for path, (O, I, *_) in matrix_shapes(model):
+        is_supported = path.startswith("model.layers.") and "switch_mlp" not in path
+        is_last = is_supported and int(path.split(".")[2]) >= model.num_hidden_layers - last
+        if is_last and path.endswith(tuple(only)):
             key, key_a, key_b = mx.random.split(key, 3)
             tensors[f"{path}.lora_a"] = mx.random.normal((I, rank), key=key_a) * I**-0.5
             tensors[f"{path}.lora_b"] = mx.random.normal((rank, O), key=key_b) * size * rank**-0.5

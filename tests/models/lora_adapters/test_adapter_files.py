@@ -14,6 +14,7 @@ from tiny_llm.models.lora_adapters import read_adapter
 
 CONFIG = FAMILIES["qwen3"]
 LAYER = "model.layers.1.self_attn.q_proj"  # a 128×128 weight
+LORA = {"rank": 4, "scale": 2.0, "dropout": 0.0}
 
 
 def read(folder, config=CONFIG, dtype=mx.bfloat16):
@@ -33,18 +34,14 @@ def lora_pair(layer: str = LAYER, rank: int = 4, I: int = 128, O: int = 128) -> 
     return {f"{layer}.lora_a": mx.ones((I, rank)), f"{layer}.lora_b": mx.ones((rank, O))}
 
 
-def test_scale_and_layout(tmp_path):
-    [(path, matrices)] = read(write_adapter(tmp_path, lora_pair(), 4, scale=3.0)).items()
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_scale_and_layout(tmp_path, dtype):
+    tensors = {name: array.astype(dtype) for name, array in lora_pair().items()}
+    [(path, matrices)] = read(write_adapter(tmp_path, tensors, 4, scale=3.0)).items()
     assert path == LAYER
     assert matrices.a.shape == (4, 128)
     assert matrices.b.dtype == mx.bfloat16
     assert matrices.b[0, 0].item() == 3.0
-
-
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_every_dtype_of_the_file(tmp_path, dtype):
-    tensors = {name: array.astype(dtype) for name, array in lora_pair().items()}
-    assert list(read(write_adapter(tmp_path, tensors, 4))) == [LAYER]
 
 
 @pytest.mark.parametrize("prefix", ["model.visual.", "visual.", "vision_tower."])
@@ -63,31 +60,30 @@ def test_num_layers_counts_from_the_end(tmp_path, num_layers):
     assert read(write_adapter(tmp_path, tensors, 2, num_layers=num_layers))
 
 
-LORA = {"rank": 4, "scale": 2.0, "dropout": 0.0}
-BAD_CONFIGS = [
-    ({"fine_tune_type": "dora"}, "has fine_tune_type 'dora', expected 'lora'"),
-    ({"fine_tune_type": "full"}, "has fine_tune_type 'full', expected 'lora'"),
-    ({"lora_parameters": None}, "has lora_parameters None, expected an object"),
-    *(
-        ({"lora_parameters": {**LORA, **changes}}, message)
-        for changes, message in (
-            ({"alpha": 8}, "has unknown field 'alpha' in lora_parameters, expected rank, "),
-            ({"rank": 0}, "has rank 0, expected a positive integer"),
-            ({"rank": 4.0}, "has rank 4.0, expected a positive integer"),
-            ({"rank": 10**12}, "rank 1000000000000, expected at most the model's"),
-            ({"scale": "2"}, "has scale '2', expected a number"),
-            ({"scale": 1e300}, "has scale 1e+300, expected a number"),
-            ({"scale": float("nan")}, "has scale nan, expected a number"),
-            ({"keys": "q"}, "has keys 'q', expected a list of strings"),
-            ({"keys": ["mlp.up_proj"]}, "num_layers and keys in its config"),
-        )
-    ),
-    ({"num_layers": None}, "has num_layers None, expected an integer"),
-    ({"peft_type": "IA3"}, "has peft_type 'IA3', expected 'LORA'"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), BAD_CONFIGS)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fine_tune_type": "dora"}, "has fine_tune_type 'dora', expected 'lora'"),
+        ({"fine_tune_type": "full"}, "has fine_tune_type 'full', expected 'lora'"),
+        ({"lora_parameters": None}, "has lora_parameters None, expected an object"),
+        *(
+            ({"lora_parameters": {**LORA, **changes}}, message)
+            for changes, message in (
+                ({"alpha": 8}, "has unknown field 'alpha' in lora_parameters, expected rank, "),
+                ({"rank": 0}, "has rank 0, expected a positive integer"),
+                ({"rank": 4.0}, "has rank 4.0, expected a positive integer"),
+                ({"rank": 10**12}, "rank 1000000000000, expected at most the model's"),
+                ({"scale": "2"}, "has scale '2', expected a number"),
+                ({"scale": 1e300}, "has scale 1e+300, expected a number"),
+                ({"scale": float("nan")}, "has scale nan, expected a number"),
+                ({"keys": "q"}, "has keys 'q', expected a list of strings"),
+                ({"keys": ["mlp.up_proj"]}, "num_layers and keys in its config"),
+            )
+        ),
+        ({"num_layers": None}, "has num_layers None, expected an integer"),
+        ({"peft_type": "IA3"}, "has peft_type 'IA3', expected 'LORA'"),
+    ],
+)
 def test_invalid_configs_are_rejected(tmp_path, changes, message):
     assert message in error_of(write_adapter(tmp_path, lora_pair(), 4, **changes))
 
@@ -141,10 +137,8 @@ def test_invalid_tensors_are_rejected(tmp_path, tensors, message):
 
 
 def test_adapters_of_experts_are_rejected(tmp_path):
-    expert = {
-        "model.layers.0.mlp.switch_mlp.up_proj.lora_a": mx.ones((6, 4, 128)),
-        "model.layers.0.mlp.switch_mlp.up_proj.lora_b": mx.ones((6, 64, 4)),
-    }
+    path = "model.layers.0.mlp.switch_mlp.up_proj"
+    expert = {f"{path}.lora_a": mx.ones((6, 4, 128)), f"{path}.lora_b": mx.ones((6, 64, 4))}
     message = error_of(write_adapter(tmp_path, expert, 4, lora_parameters=LORA), MIXTURE)
     assert "adapts experts, which is not supported; exclude them from keys" in message
 

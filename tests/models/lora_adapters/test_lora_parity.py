@@ -123,10 +123,8 @@ def test_fused_projections_are_split_like_their_weights(tmp_path):
     config = {**HYBRID, **FLOAT32}
     model, rank, layer = read_config(config), 3, "model.layers.0.linear_attn"
     net = model.delta_net
-    sizes = {
-        "in_proj_qkvz": net.conv_channels + net.value_dim,
-        "in_proj_ba": 2 * net.num_value_heads,
-    }
+    sizes = {"in_proj_qkvz": net.conv_channels + net.value_dim}
+    sizes["in_proj_ba"] = 2 * net.num_value_heads
     tensors, weights, formats = {}, *random_tensors(config)
     for name, O in sizes.items():
         a, b = mx.random.normal((128, rank)) * 0.1, mx.random.normal((rank, O))

@@ -3,10 +3,7 @@
 import pytest
 from jinja2 import TemplateError
 
-from tests.engine.support import chat
-from tiny_llm import LLM, SamplingParams
 from tiny_llm.errors import UserError
-from tiny_llm.models import load_weights
 from tiny_llm.models.tokenizer.chat_template import _compile, read_template_file, render_template
 
 MESSAGES = [{"role": "user", "content": "Why? é\n😀"}, {"role": "assistant", "content": None}]
@@ -73,17 +70,3 @@ def test_template_file(tmp_path):
     file.write_text("a\n{% if")
     with pytest.raises(UserError, match=r"is not valid Jinja \(line 2: "):
         read_template_file(file)
-
-
-def test_rejected_chat_is_an_error_of_the_output(monkeypatch):
-    weights, tokenizer = load_weights("demo")
-    llm = LLM((weights, tokenizer), kv_cache_bytes=2**22)
-    ask = SamplingParams(temperature=0, max_tokens=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
-        [output] = llm.generate(chat("Why?"), ask)
-    assert output.error == "the chat template failed: roles must alternate."
-    [output] = llm.generate(chat("Why?"), ask)
-    variables = {"add_generation_prompt": True, "enable_thinking": False}
-    expected = render_template(tokenizer.chat_template, chat("Why?"), **variables)
-    assert tokenizer.decode(output.prompt_token_ids) == expected

@@ -38,18 +38,13 @@ def turn(role, content):
     return f"<|im_start|>{role}\n{content}<|im_end|>\n"
 
 
-def test_tools_are_listed_in_the_system_message():
+def test_tools_calls_and_results():
+    system = f"<|im_start|>system\n{LISTED}"
     user = {"role": "user", "content": "Hello"}
-    alone = render_template(TEMPLATE, [user], tools=[TOOL])
-    assert alone == f"<|im_start|>system\n{LISTED}" + turn("user", "Hello")
-    system = {"role": "system", "content": "Be brief."}
-    after = render_template(TEMPLATE, [system, user], tools=[TOOL])
-    assert after == f"<|im_start|>system\nBe brief.\n\n{LISTED}" + turn("user", "Hello")
-
-
-def test_calls_and_results():
+    assert render_template(TEMPLATE, [user], tools=[TOOL]) == system + turn("user", "Hello")
     messages = [
-        {"role": "user", "content": "Hello"},
+        {"role": "system", "content": "Be brief."},
+        user,
         {"role": "assistant", "tool_calls": CALLS},
         {"role": "tool", "content": "sunny"},
         {"role": "tool", "content": "rainy"},
@@ -59,8 +54,9 @@ def test_calls_and_results():
     sunny, rainy, cold = (
         f"<tool_response>\n{weather}\n</tool_response>" for weather in ("sunny", "rainy", "cold")
     )
-    assert render_template(TEMPLATE, messages) == (
-        turn("user", "Hello")
+    assert render_template(TEMPLATE, messages, tools=[TOOL]) == (
+        f"<|im_start|>system\nBe brief.\n\n{LISTED}"
+        + turn("user", "Hello")
         + f"<|im_start|>assistant\n{CALLED}"
         + turn("user", f"{sunny}\n{rainy}")
         + f"<|im_start|>assistant\nI call again.\n{CALLED}"

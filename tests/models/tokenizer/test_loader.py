@@ -75,12 +75,6 @@ def test_tokens_of_older_files_are_added(folder):
     assert ours.eos_token_ids == theirs.eos_token_ids == set(raw_ids(folder, OTHER))
 
 
-def test_files_of_different_models_are_rejected(folder):
-    edit(folder, SETTINGS, added_tokens_decoder={"7": {"content": OTHER}})
-    with pytest.raises(ValueError, match=r"im_start\|> has id 7 in tokenizer_config.json and 40"):
-        open_tokenizer(folder, {})
-
-
 @pytest.mark.parametrize("add", [True, False])
 def test_bos_and_eos_are_those_of_tokenizer_json(folder, add, caplog):
     """As in `transformers`, which ignores the settings."""

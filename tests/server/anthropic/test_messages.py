@@ -1,10 +1,8 @@
 """The Messages API, tested with Anthropic's client."""
 
-import asyncio
 import json
 from types import SimpleNamespace
 
-import anthropic
 import pytest
 
 from tests.server.protocols import MESSAGES
@@ -22,29 +20,28 @@ TOOL = {"name": "weather", "description": "The weather.", "input_schema": {"type
 
 
 def test_message_start_has_cached_tokens(claude):
-    content = "Which of these words is the longest? " + " ".join(map(str, range(40)))
-    body = {**BODY, "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
-    actual = []
+    text = "Which of these words is the longest? " + " ".join(map(str, range(40)))
+    body = {**BODY, "max_tokens": 4, "messages": [{"role": "user", "content": text}]}
+    cached = []
     for _ in range(2):
         with claude.messages.stream(**body) as stream:
-            usage = next(event.message.usage for event in stream if event.type == "message_start")
+            first = next(event.message.usage for event in stream if event.type == "message_start")
             last = stream.get_final_message().usage
-        assert usage.cache_read_input_tokens == last.cache_read_input_tokens
-        assert usage.input_tokens == last.input_tokens
-        actual.append(usage.cache_read_input_tokens)
-    assert actual[0] < actual[1]
+        cached.append(first.cache_read_input_tokens)
+        assert (cached[-1], first.input_tokens) == (last.cache_read_input_tokens, last.input_tokens)
+    assert cached[0] < cached[1]
 
 
 def test_stream_blocks(claude):
     body = {**BODY, "max_tokens": 1500, "thinking": {"type": "enabled", "budget_tokens": 1024}}
     full = claude.messages.create(**body)
-    events = list(claude.messages.create(**body, stream=True))
-    kinds = [event.type for event in events]
-    assert kinds[0] == "message_start"
-    assert events[0].message.usage.input_tokens > 0
-    assert kinds[-2:] == ["message_delta", "message_stop"]
-    assert events[-2].delta.stop_reason == "end_turn"
-    blocks, open_blocks = [], []
+    first, *events, delta, stop = claude.messages.create(**body, stream=True)
+    assert (first.type, delta.type, stop.type) == (
+        *("message_start", "message_delta", "message_stop"),
+    )
+    assert first.message.usage.input_tokens > 0
+    assert delta.delta.stop_reason == "end_turn"
+    blocks, open_blocks, signatures = [], [], []
     for event in events:
         if event.type == "content_block_start":
             assert not open_blocks
@@ -53,16 +50,13 @@ def test_stream_blocks(claude):
         elif event.type == "content_block_delta":
             assert open_blocks == [event.index]
             if event.delta.type == "signature_delta":
-                assert (event.delta.signature, event.index) == ("tiny-llm", 0)
+                signatures.append((event.delta.signature, event.index))
             else:
-                kind = event.delta.type.removesuffix("_delta")
-                blocks[-1][1] += getattr(event.delta, kind)
+                blocks[-1][1] += getattr(event.delta, event.delta.type.removesuffix("_delta"))
         elif event.type == "content_block_stop":
             assert open_blocks.pop() == event.index
     assert not open_blocks
-    assert any(
-        e.type == "content_block_delta" and e.delta.type == "signature_delta" for e in events
-    )
+    assert signatures == [("tiny-llm", 0)]
     thinking, text = full.content
     assert blocks == [["thinking", thinking.thinking], ["text", text.text]]
 
@@ -102,11 +96,8 @@ def test_prefill_only(claude, thinking):
     assert (empty.content, empty.stop_reason, empty.usage.output_tokens) == ([], "max_tokens", 0)
     assert claude.messages.create(**body).usage.cache_read_input_tokens >= 64
     with claude.messages.stream(**{**body, "max_tokens": 0}) as stream:
-        assert [event.type for event in stream] == [
-            "message_start",
-            "message_delta",
-            "message_stop",
-        ]
+        kinds = [event.type for event in stream]
+        assert kinds == ["message_start", "message_delta", "message_stop"]
         streamed = stream.get_final_message()
     assert (streamed.content, streamed.usage.output_tokens) == ([], 0)
 
@@ -119,31 +110,21 @@ def test_signatures_of_other_servers(signature):
     assert (message["content"], message["reasoning_content"]) == ("Hi", "")
 
 
-@pytest.mark.parametrize(("more", "text"), [({}, ""), ({"is_error": True}, "Error: ")])
-def test_tool_error_is_in_the_prompt(more, text):
-    result = {"type": "tool_result", "tool_use_id": "t", "content": "no such city", **more}
-    request = MessagesRequest(messages=[{"role": "user", "content": [result]}], max_tokens=1)
-    assert request.to_template_messages()[0]["content"] == f"{text}no such city"
-
-
-def test_async_client(server):
-    async def ask():
-        client = anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0)
-        async with client.messages.stream(**BODY) as stream:
-            return "".join([text async for text in stream.text_stream])
-
-    assert asyncio.run(ask()) == "The capital of France is Paris."
+def test_tool_error_is_in_the_prompt():
+    for more, text in (({}, ""), ({"is_error": True}, "Error: ")):
+        result = {"type": "tool_result", "tool_use_id": "t", "content": "no such city", **more}
+        request = MessagesRequest(messages=[{"role": "user", "content": [result]}], max_tokens=1)
+        assert request.to_template_messages()[0]["content"] == f"{text}no such city"
 
 
 def test_deferred_tools_are_in_the_result_that_references_them():
     deferred = {**TOOL, "name": "fetch", "defer_loading": True}
     references = [{"type": "tool_reference", "tool_name": name} for name in ("fetch", "other")]
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": references}
-    body = CountTokensRequest(
-        messages=[*BODY["messages"], {"role": "user", "content": [result]}], tools=[TOOL, deferred]
-    )
+    messages = [*BODY["messages"], {"role": "user", "content": [result]}]
+    body = CountTokensRequest(messages=messages, tools=[TOOL, deferred])
     assert [tool["function"]["name"] for tool in body.prompt_tools] == ["weather"]
-    definition = body.usable_tools[1]
+    _, definition = body.usable_tools
     assert definition["function"]["name"] == "fetch"
     text = body.to_template_messages()[-1]["content"]
     assert [json.loads(line) for line in text.splitlines()] == [definition, "other"]
@@ -151,26 +132,13 @@ def test_deferred_tools_are_in_the_result_that_references_them():
 
 def test_only_the_billing_header_is_removed():
     line = "x-anthropic-billing-header: cc_version=1; abc"
-    block = {"type": "text", "text": line}
-    blocks = [block, {**block, "text": f"{line}\nBe kind."}]
-    messages = [
-        *BODY["messages"],
-        *({"role": "system", "content": text} for text in (f"{line}\nBe kind.", blocks, line)),
-    ]
-    for system in (f"{line}\nBe kind.", blocks):
-        body = CountTokensRequest(system=system, messages=messages).to_template_messages()
-        texts = [message["content"] for message in body if message["role"] == "system"]
+    kind = f"{line}\nBe kind."
+    blocks = [{"type": "text", "text": text} for text in (line, kind)]
+    messages = [{"role": "system", "content": content} for content in (kind, blocks, line)]
+    for system in (kind, blocks):
+        body = CountTokensRequest(system=system, messages=[*BODY["messages"], *messages])
+        texts = [m["content"] for m in body.to_template_messages() if m["role"] == "system"]
         assert texts == ["Be kind."] * 3
-
-
-def test_tool_runner_of_the_sdk(claude):
-    @anthropic.beta_tool
-    def weather(city: str) -> str:
-        """The weather of a city."""
-        return f"{city}: sunny"
-
-    runner = claude.beta.messages.tool_runner(**BODY, tools=[weather])
-    assert [message.stop_reason for message in runner] == ["end_turn"]
 
 
 @pytest.mark.parametrize(
@@ -190,17 +158,13 @@ def test_tool_input_is_always_an_object(arguments, expected):
     text = b"".join(map(streamed.delta_events, outputs)) + streamed.end_events()
     events = [json.loads(line[6:]) for line in text.decode().split("\n") if line[:5] == "data:"]
     for index in (0, 1):
-        deltas = [
-            item["delta"] for item in events if item.get("index") == index and "delta" in item
-        ]
-        assert json.loads("".join(item["partial_json"] for item in deltas)) == expected
+        deltas = [e["delta"] for e in events if e.get("index") == index and "delta" in e]
+        assert json.loads("".join(delta["partial_json"] for delta in deltas)) == expected
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
 def serializer(is_stream):
-    body = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "stream": is_stream}
-    body["tools"] = [{"name": "f", "input_schema": {"type": "object"}}]
-    body = MessagesRequest.model_validate(body)
+    body = MessagesRequest(**BODY, tools=[{**TOOL, "name": "f"}], stream=is_stream)
     prompts = PromptRenderer(SimpleNamespace(chat_template="<tool_call>"))
     prompt = ChatPrompt([1], False, False)
     parser = prompts.output_parser(prompt, body.usable_tools, None, is_stream)

@@ -1,8 +1,6 @@
 """Coalescing delays readers, except for first and final outputs and errors."""
 
 import asyncio
-import functools
-import threading
 
 from tests.server import conftest  # noqa: F401  (skips where the libraries are missing)
 from tiny_llm.engine.scheduling.request import StreamOutput
@@ -11,6 +9,10 @@ from tiny_llm.server.engine_client.request_stream import Coalescer, RequestStrea
 from tiny_llm.server.http.errors import ApiError
 
 LONG = 1000.0  # seconds; longer than any test waits
+
+
+def update(request_id, text, finish_reason=None, **fields):
+    return StreamOutput(request_id, 0, text, (len(text),), finish_reason, **fields)
 
 
 class Harness:
@@ -22,7 +24,7 @@ class Harness:
         wake = self.coalescer.schedule_wake
         self.streams = [RequestStream([name], 1, 10, wake) for name in "01"]
         self.seen = [[], []]
-        self.tasks = [asyncio.ensure_future(self._read(number)) for number in range(2)]
+        self._tasks = [asyncio.ensure_future(self._read(number)) for number in range(2)]
 
     async def _read(self, number):
         while True:
@@ -35,53 +37,27 @@ class Harness:
 
     async def post(self, *outputs):
         """Posts a step report from another thread, then lets the readers run."""
-        report = StepReport(outputs, EngineStats())
-        thread = threading.Thread(target=self.coalescer.post, args=(report,))
-        thread.start()
-        thread.join()
+        await asyncio.to_thread(self.coalescer.post, StepReport(outputs, EngineStats()))
         await asyncio.sleep(0.005)
-
-    async def deliver_first_outputs(self):
-        await self.post(first_update("0"), first_update("1"))
-        assert self.seen == [[["first"]], [["first"]]]
-
-    def close(self):
-        for task in self.tasks:
-            task.cancel()
-
-
-def update(request_id, text, finish_reason=None, **fields):
-    return StreamOutput(request_id, 0, text, (len(text),), finish_reason, **fields)
-
-
-def first_update(request_id):
-    return update(request_id, "first", is_first=True)
 
 
 def with_harness(delay=LONG):
-    """Runs an asynchronous test with a harness."""
+    """Runs an asynchronous test with a harness, after the delivery of first outputs."""
 
     def decorate(test):
-        @functools.wraps(test)
-        def run():
-            async def main():
-                harness = Harness(delay)
-                try:
-                    await test(harness)
-                finally:
-                    harness.close()
+        async def main():
+            harness = Harness(delay)
+            await harness.post(*(update(name, "first", is_first=True) for name in "01"))
+            assert harness.seen == [[["first"]], [["first"]]]
+            await test(harness)
 
-            asyncio.run(main())
-
-        del run.__wrapped__  # whose parameter is not a fixture
-        return run
+        return lambda: asyncio.run(main())
 
     return decorate
 
 
 @with_harness()
 async def test_outputs_are_delayed_until_a_final_one_flushes_them_in_order(harness):
-    await harness.deliver_first_outputs()
     await harness.post(update("0", "a"), update("1", "x"))
     await harness.post(update("0", "b"))
     assert harness.seen == [[["first"]], [["first"]]]
@@ -91,7 +67,6 @@ async def test_outputs_are_delayed_until_a_final_one_flushes_them_in_order(harne
 
 @with_harness()
 async def test_error_is_delivered_immediately(harness):
-    await harness.deliver_first_outputs()
     harness.streams[0].put(ApiError(500, "It failed."))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -103,7 +78,6 @@ async def test_one_timer_wakes_all_readers(harness):
     loop, timers = asyncio.get_running_loop(), []
     call_later = loop.call_later
     loop.call_later = lambda *args: (timers.append(args), call_later(*args))[1]
-    await harness.deliver_first_outputs()
     for text in "abc":
         await harness.post(update("0", text), update("1", text))
     assert [timer for timer in timers if timer[0] > 0.05][1:] == []
@@ -114,13 +88,11 @@ async def test_one_timer_wakes_all_readers(harness):
 
 @with_harness(delay=0.001)
 async def test_output_after_a_pause_is_immediate(harness):
-    await harness.deliver_first_outputs()
     await asyncio.sleep(0.02)  # the timer fires without pending outputs and is not rearmed
     harness.coalescer._delay = lambda: LONG
-    await harness.post(update("0", "a"))
-    assert harness.seen[0] == [["first"], ["a"]]
-    await harness.post(update("0", "b"))
-    assert harness.seen[0] == [["first"], ["a"]]
+    for text in "ab":
+        await harness.post(update("0", text))
+        assert harness.seen[0] == [["first"], ["a"]]
 
 
 def test_delay_is_two_milliseconds_per_stream_within_bounds():

@@ -17,11 +17,11 @@ PARAMS = SamplingParams(max_tokens=2)
 
 
 class RunningThread:
-    """Engine thread with the demo model."""
+    """Engine thread with the demo model; records the statistics of its steps."""
 
     def __init__(self):
-        self.command_queue = queue.SimpleQueue()
-        self._outputs = queue.SimpleQueue()
+        self.command_queue, self._outputs = queue.SimpleQueue(), queue.SimpleQueue()
+        self.evictions = queue.SimpleQueue()
         self.thread = EngineThread(lambda: LLM("demo"), self.command_queue, self._on_message)
         self.thread.start()
         self.command_queue.put(messages.LoadModel())
@@ -30,29 +30,25 @@ class RunningThread:
         if isinstance(message, messages.StepReport):
             for output in message.outputs:
                 self._outputs.put(output)
-
-    def submit(self, name, token_ids=(1, 2, 3)):
-        self.command_queue.put(messages.AddRequest(name, token_ids, PARAMS))
+            if message.stats.memory_evictions:
+                self.evictions.put(message.stats)
 
     def run(self, name, token_ids=(1, 2, 3)):
         """Runs a request; returns its last output."""
-        self.submit(name, token_ids)
+        self.command_queue.put(messages.AddRequest(name, token_ids, PARAMS))
         while True:
             output = self._outputs.get(timeout=60)
             assert output.request_id == name, output
             if output.finish_reason is not None:
                 return output
 
-    def stop(self):
-        self.command_queue.put(messages.Shutdown())
-        self.thread.join(60)
-
 
 @pytest.fixture
 def engine_thread():
-    thread = RunningThread()
-    yield thread
-    thread.stop()
+    running = RunningThread()
+    yield running
+    running.command_queue.put(messages.Shutdown())
+    running.thread.join(60)
 
 
 def test_outputs_that_leave_the_thread_are_immutable(engine_thread):
@@ -81,27 +77,23 @@ def test_unused_memory_is_released_when_idle(monkeypatch, engine_thread):
     assert trimmed.wait(60)
 
 
-def test_idle_engine_evicts_cached_prefixes_when_memory_is_short(monkeypatch):
-    """Also checks the metric `memory_evictions_total`."""
-    is_short, evicted = threading.Event(), queue.SimpleQueue()
-    monkeypatch.setattr("tiny_llm.models.memory.is_memory_short", is_short.is_set)
+@pytest.fixture
+def is_short(monkeypatch):
+    """Event that simulates a shortage of memory."""
+    event = threading.Event()
+    monkeypatch.setattr("tiny_llm.models.memory.is_memory_short", event.is_set)
     for module in ("engine.core", "server.engine_client.engine_thread"):
         monkeypatch.setattr(f"tiny_llm.{module}.MEMORY_CHECK_INTERVAL", 0.01)
-    on_message = RunningThread._on_message
+    return event
 
-    def record(self, message):
-        on_message(self, message)
-        if isinstance(message, messages.StepReport) and message.stats.memory_evictions:
-            evicted.put(message.stats)
 
-    monkeypatch.setattr(RunningThread, "_on_message", record)
-    thread = RunningThread()
-    thread.run("one", tuple(range(5, 105)))
+def test_idle_engine_evicts_cached_prefixes_when_memory_is_short(is_short, engine_thread):
+    """Also checks the metric `memory_evictions_total`."""
+    engine_thread.run("one", tuple(range(5, 105)))
     is_short.set()
-    stats = evicted.get(timeout=60)
+    stats = engine_thread.evictions.get(timeout=60)
     text = Metrics(["demo"]).render({"demo": stats}, {}).decode()
     assert f'memory_evictions_total{{model_name="demo"}} {stats.memory_evictions}.0' in text
-    thread.stop()
 
 
 def test_metrics_of_state_slots(tmp_path):
@@ -113,6 +105,6 @@ def test_metrics_of_state_slots(tmp_path):
     assert (stats.state_slots, stats.used_state_slots) == (9, 1)
     assert stats.checkpoints == llm.scheduler.pages.states.counts().checkpoints > 0
     text = Metrics(["hybrid"]).render({"hybrid": stats}, {}).decode()
-    assert 'tiny_llm:state_slots{model_name="hybrid"} 9.0' in text
-    assert 'tiny_llm:state_slots_used{model_name="hybrid"} 1.0' in text
-    assert f'tiny_llm:state_checkpoints{{model_name="hybrid"}} {stats.checkpoints}.0' in text
+    values = {"state_slots": 9, "state_slots_used": 1, "state_checkpoints": stats.checkpoints}
+    for name, value in values.items():
+        assert f'tiny_llm:{name}{{model_name="hybrid"}} {value}.0' in text

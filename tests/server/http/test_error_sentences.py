@@ -13,11 +13,8 @@ from tiny_llm.server.http.unsupported import FIELD_REASONS
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
-ALLOWED = {
-    "type": "allowed_tools",
-    "mode": "required",
-    "tools": [{"type": "function", "name": "g"}],
-}
+CALLED = [{"type": "function", "name": "g"}]
+ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": CALLED}
 
 
 def said(*content, **message):
@@ -33,6 +30,21 @@ def deep(depth):
     return json.loads('{"items": ' * depth + "{}" + "}" * depth)
 
 
+def kwargs(**fields):
+    return {"chat_template_kwargs": fields}
+
+
+TEXT_ONLY = "; this model accepts text only"
+FUNCTIONS_ONLY = "the model calls functions, which the client runs"
+LONG = said(role="user", content="word " * 3000)
+CUSTOM = {"type": "custom", "custom": {"name": "f"}}
+CHAT_ALLOWED = {"mode": "auto", "tools": [function_tool("g")]}
+CHAT_ALLOWED = {"type": "allowed_tools", "allowed_tools": CHAT_ALLOWED}
+JSON_FORMAT = {"type": "json_schema", "name": "a"}
+DOCUMENT = {"type": "document", "source": {"type": "base64"}}
+MCP = {"type": "url", "name": "a", "url": "https://a.example"}
+BOTH_FORMATS = {"output_format": {"type": "json_schema", "schema": {}}}
+BOTH_FORMATS |= MESSAGES.response_format({})
 SENTENCES = {
     "/v1/completions": [
         ({"suffix": "."}, "suffix is not supported"),
@@ -55,12 +67,9 @@ SENTENCES = {
         (said({"type": "text"}), "messages[0].content[0].text is required."),
         (
             said({"type": "image_url"}),
-            "messages[0].content[0] has the type 'image_url'; this model accepts text only.",
+            f"messages[0].content[0] has the type 'image_url'{TEXT_ONLY}.",
         ),
-        (
-            said(role="user", content="word " * 3000),
-            "3014 tokens > 2047 maximum; this model's maximum context length is 2048",
-        ),
+        (LONG, "3014 tokens > 2047 maximum; this model's maximum context length is 2048"),
         ({"temperature": "hot"}, "temperature must be a number, got 'hot'."),
         ({"temperature": -1}, "temperature must be "),
         ({"n": 0}, "n must be at least 1, got 0."),
@@ -79,22 +88,12 @@ SENTENCES = {
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be at most 20, got 21."),
         ({"reasoning_effort": True}, "got true."),
         ({"tools": [FUNCTION]}, "tools[0].function is required."),
-        (
-            {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
-            "tools[0].type must be 'function', got 'custom': the model calls functions, which the "
-            "client runs.",
-        ),
+        ({"tools": [CUSTOM]}, f"tools[0].type must be 'function', got 'custom': {FUNCTIONS_ONLY}."),
         ({"tool_choice": "required"}, "tools is empty."),
         ({"tool_choice": {"type": "x"}}, "tool_choice.type must be "),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.function is required."),
         (
-            {
-                "tools": [function_tool("f")],
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {"mode": "auto", "tools": [function_tool("g")]},
-                },
-            },
+            {"tools": [function_tool("f")], "tool_choice": CHAT_ALLOWED},
             "tool_choice allows 'g', which is not in tools.",
         ),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema is required"),
@@ -105,18 +104,12 @@ SENTENCES = {
         (CHAT.response_format(deep(440)), "nested more than 100 levels deep"),
         ({"continue_final_message": True}, "only if it is an assistant message with text."),
         ({"continue_final_message": True, "add_generation_prompt": True}, "mutually exclusive"),
+        (kwargs(messages=[]), "chat_template_kwargs must not contain 'messages'."),
         (
-            {"chat_template_kwargs": {"messages": []}},
-            "chat_template_kwargs must not contain 'messages'.",
-        ),
-        (
-            {"chat_template_kwargs": {"enable_thinking": "no"}},
+            kwargs(enable_thinking="no"),
             "chat_template_kwargs.enable_thinking must be true or false, got 'no'.",
         ),
-        *(
-            ({field: {}}, f"{field} is not supported: {why}.")
-            for field, why in FIELD_REASONS.items()
-        ),
+        *(({name: {}}, f"{name} is not supported: {why}.") for name, why in FIELD_REASONS.items()),
     ],
     RESPONSES.path: [
         ({"previous_response_id": "resp_1"}, "responses are not stored"),
@@ -127,15 +120,9 @@ SENTENCES = {
             "the model accepts text only.",
         ),
         (given({"type": "item_reference", "id": "msg_1"}), "references a stored item"),
-        (
-            given({"type": "function_call_output", "output": "x"}),
-            "input[0].call_id must be a string.",
-        ),
+        (given({"type": "function_call_output"}), "input[0].call_id must be a string."),
         ({"text": {"verbosity": "high"}}, "the model has no verbosity setting"),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "a"}}},
-            "text.format.schema is required.",
-        ),
+        ({"text": {"format": JSON_FORMAT}}, "text.format.schema is required."),
         ({"stream_options": {}}, "stream_options requires stream"),
         ({"background": True}, "background is not supported"),
         ({"tool_choice": "required"}, "tools is empty."),
@@ -154,26 +141,16 @@ SENTENCES = {
         ({"messages": []}, "messages must have 1 or more elements, got 0"),
         ({"tool_choice": {"type": "any"}}, "tool_choice requires tools, but tools is empty."),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "got 'x'"),
-        (said({"type": "image"}), "content[0] has the type 'image'; this model accepts text only"),
-        (
-            said({"type": "document", "source": {"type": "base64"}}),
-            "content[0].source has the type 'base64'; this model accepts text only",
-        ),
+        (said({"type": "image"}), f"content[0] has the type 'image'{TEXT_ONLY}"),
+        (said(DOCUMENT), f"content[0].source has the type 'base64'{TEXT_ONLY}"),
         ({"output_config": {"effort": "much"}}, "output_config.effort must be 'none', "),
-        (
-            {"mcp_servers": [{"type": "url", "name": "a", "url": "https://a.example"}]},
-            "this server does not run tools",
-        ),
-        (
-            {"output_format": {"type": "json_schema", "schema": {}}} | MESSAGES.response_format({}),
-            "output_format and output_config.format",
-        ),
+        ({"mcp_servers": [MCP]}, "this server does not run tools"),
+        (BOTH_FORMATS, "output_format and output_config.format"),
     ],
     "/tokenize": [
         ({"prompt": None}, "Exactly one of prompt and messages"),
         (
-            {"messages": [{"role": "user", "content": "a"}], "prompt": None}
-            | {"chat_template_kwargs": {"messages": []}},
+            said(role="user", content="a") | kwargs(messages=[]) | {"prompt": None},
             "chat_template_kwargs must not contain 'messages'.",
         ),
     ],

@@ -14,15 +14,20 @@ from tiny_llm.server.protocol import request_fields
 
 HEADER = "x-tiny-llm-ignored-fields"
 USER = {"role": "user", "content": "What is the capital of France?"}
+DEEP = [{"type": "text", "text": "a", "deep": 1}]
+RESULT = {"role": "user"}
+RESULT["content"] = [{"type": "tool_result", "tool_use_id": "t", "content": DEEP}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 BODIES = {path: small_body(path, max_tokens=1) for path in PATHS}
 BODIES |= {"/v1/messages/count_tokens": {"messages": [USER]}, "/tokenize": {"prompt": "Paris"}}
 
 
 def ignored(schema, body) -> list[str]:
+    """Names of ignored fields, which are removed from the messages."""
     record = AccessRecord("/test")
     ACCESS_RECORD.set(record)
-    schema.model_validate(body)
+    request = schema.model_validate(body)
+    assert not any(message.model_extra for message in getattr(request, "messages", ()))
     return list(record.ignored_fields)
 
 
@@ -69,45 +74,24 @@ def test_unknown_fields_do_not_change_the_prompt(server):
                 "tools": [TOOL],
                 "tool_choice": {"type": "function", "function": {"name": "f"}, "why": 1},
             },
-            ["messages[].content[].cache", "messages[].z", "tool_choice.why"],
+            {"messages[].content[].cache", "messages[].z", "tool_choice.why"},
         ),
         (
             MessagesRequest,
             {
                 "max_tokens": 1,
                 "system": [{"type": "text", "text": "a", "cache_control": {}}],
-                "messages": [
-                    USER,
-                    {"role": "system", "clear_at": "never"},
-                    {
-                        "role": "user",
-                        "content": [
-                            {
-                                "type": "tool_result",
-                                "tool_use_id": "t",
-                                "content": [{"type": "text", "text": "a", "deep": 1}],
-                            }
-                        ],
-                    },
-                ],
+                "messages": [{"role": "system", "clear_at": "never"}, RESULT],
                 "thinking": {"type": "adaptive", "display": "summarized"},
             },
-            [
-                "messages[].clear_at",
-                "messages[].content[].content[].deep",
-                "system[].cache_control",
-                "thinking.display=summarized",
-            ],
+            {"messages[].clear_at", "messages[].content[].content[].deep", "system[].cache_control"}
+            | {"thinking.display=summarized"},
         ),
         (
             ResponsesRequest,
             {
                 "input": [
-                    {
-                        **USER,
-                        "phase": "x",
-                        "content": [{"type": "input_text", "text": "a", "b": 1}],
-                    },
+                    {**USER, "phase": "x", "content": [{"type": "input_text", "text": "", "b": 1}]},
                     {"type": "reasoning", "id": "rs", "summary": [], "status": "completed"},
                     {"type": "from the, future"},
                 ],
@@ -119,22 +103,15 @@ def test_unknown_fields_do_not_change_the_prompt(server):
                 "reasoning": {"summary": "detailed"},
                 "text": {"verbosity": "low"},
             },
-            [
-                "reasoning.summary",
-                "text.verbosity=low",
-                "include[]=file_search_call.results",
-                "tools[].type=web_search",
-                "tools[].defer_loading",
-                "input[].phase",
-                "input[].content[].b",
-                "input[].type=from%20the%2C%20future",
-            ],
+            {"reasoning.summary", "text.verbosity=low", "include[]=file_search_call.results"}
+            | {"tools[].type=web_search", "tools[].defer_loading", "input[].phase"}
+            | {"input[].content[].b", "input[].type=from%20the%2C%20future"},
         ),
     ],
     ids=["chat", "messages", "responses"],
 )
 def test_paths_of_nested_fields(schema, body, expected):
-    assert sorted(ignored(schema, body)) == sorted(expected)
+    assert sorted(ignored(schema, body)) == sorted(expected)  # each once
 
 
 def test_names_are_bounded_and_escaped(monkeypatch, caplog):
@@ -152,23 +129,15 @@ def test_names_are_bounded_and_escaped(monkeypatch, caplog):
     assert len(request_fields._logged) <= 40 + 32
 
 
-def test_hostile_objects_are_removed_completely():
-    messages = [{**USER, **{f"k{number}": 1 for number in range(100)}}] * 50
-    ACCESS_RECORD.set(AccessRecord("/test"))
-    body = ChatCompletionRequest.model_validate({"messages": messages})
-    assert not any(message.model_extra for message in body.messages)
-
-
 strict_server = served("--strict-fields")
 
 
 @pytest.mark.parametrize(
     ("path", "change", "field"),
     [
-        ("/v1/chat/completions", {"temprature": 1}, "temprature"),
-        ("/v1/chat/completions", {"messages": [{**USER, "Text": 1}]}, "messages[].Text"),
+        (PATHS[1], {"temprature": 1}, "temprature"),
+        (PATHS[1], {"messages": [{**USER, "Text": 1}]}, "messages[].Text"),
         ("/v1/completions", {"messages": [USER]}, "messages"),
-        ("/v1/responses", {"colour": "red"}, "colour"),
         ("/v1/responses", {"tools": [{"type": "web_search"}]}, "tools[].type=web_search"),
         ("/v1/messages", {"containers": 1}, "containers"),
         ("/tokenize", {"nothing": 1}, "nothing"),
@@ -178,9 +147,8 @@ def test_strict_fields(strict_server, path, change, field):
     assert strict_server.post(path, BODIES[path]).status_code == 200
     rejected = strict_server.post(path, {**BODIES[path], **change})
     assert rejected.status_code == 400
-    error = rejected.json()["error"]
-    assert error["message"] == f"{field} is not a supported field; remove it."
-    assert "unknown_parameter" in json.dumps(error)
+    assert rejected.json()["error"]["message"] == f"{field} is not a supported field; remove it."
+    assert "unknown_parameter" in rejected.text
     assert HEADER not in rejected.headers
 
 
@@ -200,10 +168,3 @@ def test_seed_minus_one_is_no_seed(server, path):
 
     assert len({sample(-1) for _ in range(4)}) > 1
     assert sample(-2) == sample(-2)
-
-
-@pytest.mark.parametrize("value", [None, False, "", []])
-def test_unsupported_fields_that_are_off_are_accepted(server, value):
-    fields = {"use_beam_search": value, "suffix": value, "bad_words": value, "guided_json": value}
-    body = {**BODIES["/v1/chat/completions"], **fields, "typical_p": 1.0, "repeat_penalty": 1.0}
-    assert server.post("/v1/chat/completions", body).status_code == 200

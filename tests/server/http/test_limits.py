@@ -7,7 +7,6 @@ import select
 import zlib
 
 import httpx2
-import openai
 import pytest
 
 from tests.server.protocol.test_disconnect import LONG, connect
@@ -71,10 +70,7 @@ def test_content_length_of_a_large_chunked_body(limited_server):
     ("reason", "content"),
     [
         ("has more than 131,072 JSON values", b'{"prompt": [' + b"1," * 200_000 + b"1]}"),
-        (
-            "has more than 16,384 JSON objects and lists",
-            b'{"messages": [' + b"{}," * 20_000 + b"{}]}",
-        ),
+        ("has more than 16,384 JSON objects and lists", b'{"a": [' + b"{}," * 20_000 + b"{}]}"),
         ("is nested more than 100 levels deep", b'{"metadata": ' + b"[" * 100 + b"]" * 100 + b"}"),
     ],
     ids=["values", "objects", "levels"],
@@ -141,28 +137,18 @@ def test_request_timeout_is_an_error(limited_server):
 
 
 def test_cross_origin_requests(limited_server):
-    def allowed(origin):
-        response = httpx2.get(limited_server.url + "/health", headers={"Origin": origin})
-        return response.headers.get("access-control-allow-origin")
-
-    assert allowed("https://page.example") == "https://page.example"
-    assert allowed("https://other.example") is None
+    for origin, allowed in (("page", "https://page.example"), ("other", None)):
+        headers = {"Origin": f"https://{origin}.example"}
+        response = httpx2.get(limited_server.url + "/health", headers=headers)
+        assert response.headers.get("access-control-allow-origin") == allowed
 
 
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        ("127.0.0.1:8000", 200),
-        ("localhost", 200),
-        ("page.localhost:1", 200),
-        ("[::1]:8000", 200),
-        ("192.168.1.7", 200),
-        ("a-container:8000", 200),
-        ("tiny.example", 200),
-        ("TINY.example.:80", 200),
-        ("evil.example:8000", 403),
-        ("127.0.0.1.evil.example", 403),
-        ("[a.b", 403),
+        *((f"{host}:8000", 200) for host in ("127.0.0.1", "[::1]", "a-container", "TINY.example.")),
+        *((host, 200) for host in ("localhost", "page.localhost:1", "192.168.1.7", "tiny.example")),
+        *((host, 403) for host in ("evil.example:8000", "127.0.0.1.evil.example", "[a.b")),
     ],
 )
 def test_dns_rebinding_is_rejected(limited_server, host, status):
@@ -202,11 +188,6 @@ def test_api_key(server_with_key, headers, status):
     assert server_with_key.get("/v1/models").status_code == 200
 
 
-def test_api_key_of_the_client(server_with_key):
-    with pytest.raises(openai.AuthenticationError):
-        CHAT.ask(server_with_key)
-
-
 def encoders():
     found = {"gzip": gzip.compress, "deflate": zlib.compress, "GZIP": gzip.compress}
     with contextlib.suppress(ImportError):
@@ -220,20 +201,13 @@ def encoders():
 def test_encoded_body(server, encoding):
     body = json.dumps({"prompt": "Once upon a time " * 20}).encode()
     content = encoders()[encoding](body)
-    for given, status in (
-        (content, 200),
-        (in_chunks(content, 10, 11), 200),
-        (content[:-3], 400),
-        (content + b"x", 400),
-        (iter([content, b"x"]), 400),
-        (body, 400),
-        (b"", 400),
-    ):
+    invalid = (content[:-3], content + b"x", iter([content, b"x"]), body, b"")
+    cases = [(content, 200), (in_chunks(content, 10, 11), 200), *((each, 400) for each in invalid)]
+    for given, status in cases:
         response = server.send("/tokenize", given, **{"content-encoding": encoding})
         assert response.status_code == status, response.text
-        name = encoding.lower()
-        expected = "count" if status == 200 else f"The body is not valid {name}."
-        assert expected in response.text
+        invalid_encoding = f"The body is not valid {encoding.lower()}."
+        assert ("count" if status == 200 else invalid_encoding) in response.text
 
 
 def test_unknown_content_encoding_is_415(server):

@@ -11,15 +11,15 @@ from tiny_llm.server.models.model_registry import ModelLease
 ERROR = ApiError(400, "The prompt is too long.", "prompt", "too_long", details={"limit": 5})
 
 
+def bare_event(path):
+    return {**ERROR.body(path)["error"], "type": "error", "sequence_number": 0}
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("/v1/completions", ERROR.body("/v1/completions")),
-        ("/v1/messages", ERROR.body("/v1/messages")),
-        (
-            "/v1/responses",
-            {**ERROR.body("/v1/responses")["error"], "type": "error", "sequence_number": 0},
-        ),
+        *((path, ERROR.body(path)) for path in ("/v1/completions", "/v1/messages")),
+        ("/v1/responses", bare_event("/v1/responses")),
     ],
 )
 def test_error_after_a_comment_keeps_its_fields(path, expected):

@@ -1,16 +1,10 @@
 """Chat Completions API, tested with OpenAI's client."""
 
-import asyncio
-
-import openai
 import pytest
 
-from tests.server.protocols import CHAT, FRANCE, PARIS
+from tests.server.protocols import CHAT, PARIS
 from tests.support import function_tool, object_schema
-from tiny_llm.models import load_weights
-from tiny_llm.server.http.errors import ApiError
 from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
-from tiny_llm.server.protocol.prompts import PromptRenderer
 
 PLAIN = CHAT.body()
 MESSAGES = PLAIN["messages"]
@@ -73,23 +67,6 @@ def test_n_choices(client):
     assert streamed == [choice.message.content for choice in response.choices]
 
 
-def test_concurrent_requests_match_sequential_ones(server, client):
-    bodies = [{**PLAIN, "temperature": 1.5, "seed": seed, "max_tokens": 24} for seed in range(8)]
-    sequential = [client.chat.completions.create(**body) for body in bodies]
-
-    async def ask_all():
-        async_client = openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none")
-        return await asyncio.gather(
-            *(async_client.chat.completions.create(**body) for body in bodies)
-        )
-
-    concurrent = asyncio.run(ask_all())
-    contents = [
-        [r.choices[0].message.content for r in responses] for responses in (sequential, concurrent)
-    ]
-    assert contents[0] == contents[1]
-
-
 def test_allowed_tools(client):
     def prompt_tokens(tools, mode):
         allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "paint"}}]}
@@ -108,30 +85,6 @@ def test_allowed_tools(client):
     assert len(counts) == 1, "the prompt contains a tool outside allowed_tools"
 
 
-@pytest.mark.parametrize("text", ["|", "<", "The capital of", "im_end", " a ", "\n\n"])
-@pytest.mark.parametrize("trim", ["", " | trim"])
-def test_continued_message_ends_the_prompt(text, trim):
-    _, tokenizer = load_weights("demo")
-    message = "<|im_start|>{{ m.role }}\n{{ m.content%s }}<|im_end|>\n" % trim  # noqa: UP031
-    tokenizer.chat_template = "{% for m in messages %}" + message + "{% endfor %}"
-    prompts = PromptRenderer(tokenizer)
-    prompts.max_tokens = 1000
-    messages = [*MESSAGES, {"role": "assistant", "content": "x" + text}]
-    prompt = prompts.encode_chat(messages, None, {}, continue_final_message=True)
-    final = ("x" + text).rstrip() if trim else "x" + text
-    assert prompts.decode(prompt.token_ids) == (
-        f"<|im_start|>user\n{FRANCE}<|im_end|>\n<|im_start|>assistant\n{final}"
-    )
-
-
-def test_message_that_the_template_drops_cannot_be_continued():
-    _, tokenizer = load_weights("demo")
-    tokenizer.chat_template = "{{ messages[0].content }}"
-    messages = [*MESSAGES, {"role": "assistant", "content": "The"}]
-    with pytest.raises(ApiError, match="can be continued only if"):
-        PromptRenderer(tokenizer).encode_chat(messages, None, {}, continue_final_message=True)
-
-
 def test_optional_tool_calls_are_constrained():
     def constraint(**fields):
         body = {"messages": MESSAGES, "tools": [PAINT, OTHER], **fields}
@@ -145,16 +98,15 @@ def test_optional_tool_calls_are_constrained():
 
 
 def test_invalid_schema_is_rejected_only_for_required_calls(server):
+    def body(name, choice):
+        look = function_tool("look", {"type": "object", "properties": {name: {"type": "any"}}})
+        return {**PLAIN, "tools": [OTHER, look], "tool_choice": choice}
+
     # Its control characters must be escaped in the log.
-    properties = {"\x1b]0;evil\x07\nforged": {"type": "any"}}
-    look = function_tool("look", {"type": "object", "properties": properties})
-    response = server.post(CHAT.path, {**PLAIN, "tools": [OTHER, look]}).json()
+    response = server.post(CHAT.path, body("\x1b]0;evil\x07\nforged", "auto")).json()
     assert "Paris" in response["choices"][0]["message"]["content"]
     server.wait_for(r"tool calls are not constrained to their schemas: .*\\x1b\]0;evil\\x07\\nforg")
-    properties = {"a": {"type": "any"}}
-    look = function_tool("look", {"type": "object", "properties": properties})
-    body = {**PLAIN, "tools": [OTHER, look], "tool_choice": "required"}
-    assert server.reject(CHAT.path, body) == (
+    assert server.reject(CHAT.path, body("a", "required")) == (
         "the schema of the tool 'look' is rejected at '/properties/a': 'any' is not a JSON Schema "
         "type."
     )

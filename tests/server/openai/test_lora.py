@@ -72,13 +72,3 @@ def test_models_list_adapters_with_their_parent(lora_server):
     assert client.models.retrieve("sql").parent == "base"
     with pytest.raises(openai.NotFoundError, match="serves 'base', 'alias', 'sql', 'french'"):
         client.completions.create(model="x", prompt="a")
-
-
-@pytest.mark.slow
-def test_adapter_path_applies_to_the_models_name(folders):
-    [expected] = LLM("demo", adapter_path=folders["sql"]).generate(
-        [PROMPT], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    )
-    with RunningServer("--adapter-path", str(folders["sql"])) as running:
-        answer = running.openai.completions.create(model="demo", prompt=PROMPT, **OPTIONS)
-    assert answer.choices[0].text == expected.text

@@ -3,9 +3,10 @@
 import json
 
 import httpx2
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.running_server import eventually
+from tests.server.running_server import RunningServer, eventually
 
 
 def test_metrics_are_valid_prometheus_text(server, client):
@@ -43,13 +44,18 @@ def test_events_describe_engine_steps(server):
     assert "step_scheduled" in observed
 
 
-def test_state_reports_page_ownership(server, client):
-    stream = client.completions.create(
-        model="demo", prompt="Hello", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(stream)
+@pytest.fixture
+def endless(server, client):
+    """A running stream."""
+    extra = {"max_tokens": 1500, "temperature": 1, "extra_body": {"ignore_eos": True}}
+    with client.completions.create(model="demo", prompt="Hello", stream=True, **extra) as stream:
+        next(stream)
+        yield
+    assert eventually(lambda: server.get("/load").json() == {"server_load": 0})
+
+
+def test_state_reports_page_ownership(server, endless):
     actual = server.get("/engine/state").json()["snapshot"]
-    stream.close()
     (request,) = [r for r in actual["requests"] if r["state"] == "running"]
     # The KV cache lacks the newest output token, which no step has processed yet.
     computed = request["prompt_tokens"] + request["output_tokens"] - 1
@@ -57,14 +63,8 @@ def test_state_reports_page_ownership(server, client):
     assert set(request["pages"][: request["shared_pages"]]) <= set(actual["tree"]["pages"])
 
 
-def test_load_is_the_number_of_requests(server, client):
-    assert eventually(lambda: server.get("/load").json() == {"server_load": 0})
-    body = {"model": "demo", "prompt": "Hello", "max_tokens": 1500, "temperature": 1}
-    stream = client.completions.create(**body, stream=True, extra_body={"ignore_eos": True})
-    next(stream)
+def test_load_is_the_number_of_requests(server, endless):
     assert server.get("/load").json() == {"server_load": 1}
-    stream.close()
-    assert eventually(lambda: server.get("/load").json() == {"server_load": 0})
     for ask in (httpx2.get, httpx2.post):
         assert ask(server.url + "/ping").json() == {"status": "ok"}
 
@@ -81,7 +81,24 @@ def test_versions_and_openapi_document(server):
     assert server.get("/docs").status_code == 200
     document = server.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/messages", "/v1/responses"} <= set(document["paths"])
-    responses = [
-        operation["responses"] for path in document["paths"].values() for operation in path.values()
-    ]
-    assert not any("422" in statuses for statuses in responses)
+    operations = [each for path in document["paths"].values() for each in path.values()]
+    assert not any("422" in operation["responses"] for operation in operations)
+
+
+@pytest.mark.slow
+def test_restarted_server_hits_pages_on_disk(tmp_path):
+    flags = "--prefix-cache-dir", str(tmp_path), "--prefix-cache-disk-bytes", "1e8"
+    prompt = "The trams of Lenmora are yellow. " * 20
+    body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    texts = []
+    for _ in range(2):
+        with RunningServer(*flags) as server:
+            response = server.post("/v1/completions", body)
+            texts.append(response.json()["choices"][0]["text"])
+            assert eventually(lambda server=server: server.metric("prefix_cache_disk_bytes") > 0)
+            state = server.get("/engine/state").json()["disk_cache"]
+            assert state["num_errors"] == server.metric("prefix_cache_disk_errors_total") == 0
+            assert state["hit_tokens"] == server.metric("prefix_cache_disk_hits_total")
+            assert state["num_bytes"] <= 1e8
+    assert texts[0] == texts[1]
+    assert list((tmp_path / "writing").iterdir()) == []

@@ -37,9 +37,8 @@ def test_disconnect_while_decoding(slow, stream, reset):
 
 def test_disconnect_during_prefill(slow):
     words = {"role": "user", "content": "word " * 1500}
-    connection = connect(slow, {**LONG, "messages": [words]})
-    assert eventually(lambda: slow.metric("num_requests_running") == 1)
-    connection.close()
+    with connect(slow, {**LONG, "messages": [words]}):
+        assert eventually(lambda: slow.metric("num_requests_running") == 1)
     assert eventually(lambda: slow.is_empty)
 
 
@@ -55,15 +54,13 @@ def test_disconnect_while_queued(slow):
 
 
 def test_half_close_is_a_disconnect(slow):
-    connection = connect(slow, {**LONG, "stream": True})
-    assert connection.recv(100)
-    connection.shutdown(socket.SHUT_WR)
-    assert eventually(lambda: slow.is_empty)
-    connection.close()
+    with connect(slow, {**LONG, "stream": True}) as connection:
+        assert connection.recv(100)
+        connection.shutdown(socket.SHUT_WR)
+        assert eventually(lambda: slow.is_empty)
 
 
 def test_incomplete_request_holds_no_slot(slow):
-    connection = slow.connect(request_bytes(CHAT.path, b"{" + b" " * 8)[:-8])
-    assert slow.get("/health").status_code == 200
-    connection.close()
+    with slow.connect(request_bytes(CHAT.path, b"{" + b" " * 8)[:-8]):
+        assert slow.get("/health").status_code == 200
     assert slow.is_empty

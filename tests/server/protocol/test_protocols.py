@@ -52,6 +52,8 @@ def test_reasoning_is_separate_from_the_content(server, protocol):
 def test_max_tokens(server, protocol, stream):
     truncated = protocol.ask(server, max_tokens=2, stream=stream)
     assert (truncated.finish, truncated.output_tokens) == ("length", 2)
+    if protocol is RESPONSES:
+        assert truncated.raw.incomplete_details.reason == "max_output_tokens"
     if stream or protocol is not MESSAGES:  # Anthropic's client streams long messages only
         assert protocol.ask(server, max_tokens=32_000, stream=stream).finish == "stop"
 

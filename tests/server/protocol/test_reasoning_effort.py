@@ -2,14 +2,10 @@
 
 import pytest
 
-from tiny_llm.demo import TARGET_PATH
-from tiny_llm.models.checkpoint.safe_io import read_json
-from tiny_llm.models.tokenizer.loader import open_tokenizer
 from tiny_llm.server.anthropic.messages_schema import MessagesRequest, MessagesTool
 from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
 from tiny_llm.server.openai.responses_schema import ResponsesRequest
-from tiny_llm.server.protocol.prompts import PromptRenderer
-from tiny_llm.server.protocol.request_fields import thinking_budget, warn_once
+from tiny_llm.server.protocol.request_fields import thinking_budget
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -40,6 +36,8 @@ def test_every_protocol_passes_the_budget():
     assert chat.sampling_params({}, 30, None).thinking_token_budget == 15
     response = ResponsesRequest(input="Hello", reasoning={"effort": "minimal"})
     assert response.shared_params(None)["thinking_token_budget"] == 128
+    fields = {"thinking_token_budget": 2, "top_k": 20, "min_p": 0.01, "seed": 7}
+    assert ResponsesRequest(input="Hello", **fields).shared_params(None).items() >= fields.items()
     body = {"messages": MESSAGES, "max_tokens": 4000, "output_config": {"effort": "low"}}
     assert MessagesRequest(**body).thinking_budget is None  # thinking is off
     assert MessagesRequest(**body, thinking={"type": "adaptive"}).thinking_budget == 512
@@ -53,11 +51,8 @@ def test_every_protocol_passes_the_effort_to_the_template():
     message = MessagesRequest(messages=MESSAGES, max_tokens=9, output_config={"effort": "low"})
     for body in (chat, response, message):
         assert body.template_variables()["reasoning_effort"] == "low"
-    kwargs = {"reasoning_effort": "high"}
-    chat = ChatCompletionRequest(
-        messages=MESSAGES, reasoning_effort="low", chat_template_kwargs=kwargs
-    )
-    assert chat.template_variables()["reasoning_effort"] == "high"
+    named = chat.model_copy(update={"chat_template_kwargs": {"reasoning_effort": "high"}})
+    assert named.template_variables()["reasoning_effort"] == "high"
 
 
 def test_input_examples_are_added_to_the_description():
@@ -78,18 +73,3 @@ def test_diagnostics(server):
     request = {**body, "diagnostics": {"previous_message_id": "msg_1"}}
     response = server.post("/v1/messages", request).json()
     assert response["diagnostics"] == {"cache_miss_reason": {"type": "unavailable"}}
-
-
-@pytest.mark.parametrize("enable_thinking", [True, False, None])
-def test_thinking_option_without_a_thinking_mode_is_named_as_ignored(
-    caplog, monkeypatch, enable_thinking
-):
-    tokenizer = open_tokenizer(TARGET_PATH, read_json(TARGET_PATH, "config.json"))
-    monkeypatch.setattr(type(tokenizer), "has_thinking", False)
-    renderer = PromptRenderer(tokenizer)
-    renderer.max_tokens = 2048
-    warn_once.cache_clear()
-    renderer.encode_chat(MESSAGES, None, {"enable_thinking": enable_thinking})
-    messages = [record.message for record in caplog.records]
-    ignored = "the model has no thinking mode: options that enable thinking are ignored"
-    assert messages == ([ignored] if enable_thinking else [])

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from tests.server.protocols import CHAT, MESSAGES, PROTOCOLS, send
+from tests.server.protocols import CHAT, MESSAGES, PROTOCOLS, RESPONSES, send
 from tests.server.test_demo_model import WEATHER
 from tests.support import object_schema
 
@@ -28,7 +28,7 @@ def test_call_or_structured_output(server, protocol, stream):
 
 
 class Capital(BaseModel):
-    """Pydantic model of the response format."""
+    """Response format."""
 
     country: str
     capital: str
@@ -88,9 +88,8 @@ MAX_TOKENS = 42  # truncates the completion inside the arguments
 def chat_argument_deltas(client, **more):
     body = CHAT.body(tools=[VISIT], choice="required", parallel=False, **more)
     *deltas, last = [c.choices[0] for c in client.chat.completions.create(**body, stream=True)]
-    calls = [delta.delta.tool_calls[0] for delta in deltas if delta.delta.tool_calls]
     assert not any(delta.delta.content for delta in deltas)
-    first = calls.pop(0)
+    first, *calls = [delta.delta.tool_calls[0] for delta in deltas if delta.delta.tool_calls]
     assert (first.index, first.type, first.function.name) == (0, "function", "visit")
     assert first.id
     assert first.function.arguments == ""
@@ -110,16 +109,15 @@ def test_chat_argument_deltas_are_never_retracted(client):
 
 @pytest.mark.slow
 def test_events_of_a_streamed_response(client):
-    tool = {"type": "function", **VISIT, "strict": True}
-    body = {"model": "demo", "input": "France?", "tools": [tool], "tool_choice": "required"}
-    body |= {"reasoning": {"effort": "none"}, "parallel_tool_calls": False}
     for limit, stop, status, item_status in (
         (200, None, "completed", "completed"),
         (MAX_TOKENS, None, "incomplete", "incomplete"),
         (200, "Par", "completed", "incomplete"),
     ):
-        body |= {"max_output_tokens": limit, "extra_body": {"stop": stop}}
-        events = list(client.responses.create(**body, stream=True))
+        strict = {**VISIT, "strict": True}
+        fields = {"max_tokens": limit, "stop": stop, "stream": True}
+        body = RESPONSES.body("France?", [strict], "required", parallel=False, **fields)
+        events = list(send(client.responses.create, body))
         kinds = [event.type.removeprefix("response.") for event in events]
         name = "function_call_arguments"
         number = kinds.count(f"{name}.delta")
@@ -140,8 +138,8 @@ def test_streamed_message(server):
     answer = MESSAGES.ask(server, **body)
     assert len(answer.argument_deltas) > 1
     assert len(answer.calls[0].arguments["cities"]) == 3
-    truncated = send(server.anthropic.messages.create, MESSAGES.body(**body, max_tokens=MAX_TOKENS))
-    events = list(truncated)
+    body = MESSAGES.body(**body, max_tokens=MAX_TOKENS)
+    events = list(send(server.anthropic.messages.create, body))
     assert events[-2].delta.stop_reason == "max_tokens"
     [start] = [event for event in events if event.type == "content_block_start"]
     assert start.content_block.type == "tool_use"

@@ -10,21 +10,16 @@ import pytest
 from tests.engine.tool_calls.templates import TEMPLATES
 from tests.server.protocols import CHAT, PROTOCOLS
 from tests.server.running_server import RunningServer
+from tests.support import object_schema
 
 pytest.importorskip("llguidance")
 
 TEXT = (
     "a\n</parameter>\nb\n</parameter>\n<parameter=new_string>\nc\n</parameter>\n<parameter=path>\n"
 )
+STRING = {"type": "string"}
 ARGUMENTS = {"path": "notes.txt", "text": TEXT}
-TOOL = {
-    "name": "write",
-    "parameters": {
-        "type": "object",
-        "properties": {key: {"type": "string"} for key in ARGUMENTS},
-        "required": list(ARGUMENTS),
-    },
-}
+TOOL = {"name": "write", "parameters": object_schema(path=STRING, text=STRING)}
 CALL = "<tool_call>\n<function=write>\n" + "".join(
     f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in ARGUMENTS.items()
 )
@@ -57,10 +52,7 @@ def test_call(server, question, protocol, budget, stream):
         budget = 100  # the script does not end its reasoning earlier
     fields = {} if budget is None else {"thinking_token_budget": budget}
     answer = protocol.ask(server, question, [TOOL], effort=None, stream=stream, **fields)
-    assert (answer.text, answer.reasoning, answer.finish) == (
-        QUESTIONS[question],
-        THOUGHT,
-        "tool_calls",
-    )
+    assert (answer.text, answer.reasoning) == (QUESTIONS[question], THOUGHT)
+    assert answer.finish == "tool_calls"
     assert [call.arguments for call in answer.calls] == [ARGUMENTS]
     assert 0 < answer.reasoning_tokens < answer.output_tokens

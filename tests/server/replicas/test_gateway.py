@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server's libraries are not installed")
 
+from tests.server.protocols import PATHS
 from tiny_llm.server.replicas import gateway
 from tiny_llm.server.replicas.gateway import Gateway, ReplicaLostError
 
@@ -30,9 +31,7 @@ class ScriptedReplicas:
     """
 
     def __init__(self, *attempts):
-        self.attempts = list(attempts)
-        self.requests = []
-        self.closed = 0
+        self.attempts, self.requests, self.closed = list(attempts), [], 0
 
     async def stream(self, request):
         self.requests.append(request)
@@ -60,14 +59,8 @@ def call(replicas, path="/v1/chat/completions", disconnects=False):
     async def send(message):
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "query_string": b"",
-        "headers": [],
-        "app": object(),  # cannot be pickled, so it must not be sent to a replica
-    }
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+    scope["app"] = object()  # cannot be pickled, so it must not be sent to a replica
     asyncio.run(Gateway(replicas)(scope, receive, send))
     return sent
 
@@ -97,23 +90,15 @@ def test_request_without_a_response_is_retried_on_another_replica(lost):
     assert len(replicas.requests) == 2
 
 
-@pytest.mark.parametrize(
-    ("path", "end"),
-    [
-        ("/v1/chat/completions", b"data: [DONE]\n\n"),
-        ("/v1/completions", b"data: [DONE]\n\n"),
-        ("/v1/messages", b""),
-        ("/v1/responses", b""),
-    ],
-)
-def test_interrupted_stream_ends_with_an_error_event(path, end):
+@pytest.mark.parametrize("path", PATHS)
+def test_interrupted_stream_ends_with_an_error_event(path):
     first = response_body(b"event: x\ndata: 1\n\nevent: x\ndata: 2\n\n", True)
     replicas = ScriptedReplicas([response_start(STREAM), first, ReplicaLostError()])
     start, passed, last = call(replicas, path)
     assert (start, passed) == (response_start(STREAM), first)
     assert len(replicas.requests) == 1
     assert not last["more_body"]
-    assert last["body"].endswith(end)
+    assert last["body"].endswith(b"data: [DONE]\n\n") == path.endswith("completions")
     event = json.loads(last["body"].partition(b"data: ")[2].partition(b"\n")[0])
     assert gateway.REPLICA_LOST in json.dumps(event)
     if path == "/v1/responses":
@@ -121,9 +106,8 @@ def test_interrupted_stream_ends_with_an_error_event(path, end):
 
 
 def test_interrupted_response_is_truncated():
-    replicas = ScriptedReplicas(
-        [response_start(PLAIN), response_body(b"{", True), ReplicaLostError()]
-    )
+    steps = [response_start(PLAIN), response_body(b"{", True), ReplicaLostError()]
+    replicas = ScriptedReplicas(steps)
     with pytest.raises(ReplicaLostError):
         call(replicas)
 
