@@ -3,6 +3,8 @@
 import json
 import math
 import pydoc_data.topics
+import subprocess
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,6 +50,7 @@ class RealModel:
     num_chunks: int  # of text whose perplexity is measured
     # Largest change of the perplexity, relative to transformers' in float32, by mode.
     limits: dict[str, float]
+    ranks: int
     answer: str  # begins the answer to the first question
     finish_reason: str
 
@@ -78,6 +81,7 @@ MODELS = {
         adapt_llama,
         num_chunks=20,
         limits={"16 bits": 0.001, "int8 KV": 0.004, "8-bit activations": 0.008, "both": 0.01},
+        ranks=3,
         answer="The capital of France is Paris.",
         finish_reason="stop",
     ),
@@ -99,6 +103,7 @@ MODELS = {
         lambda name, weight: weight - 1 if "norm" in name else weight,
         num_chunks=2,
         limits={"16 bits": 0.001, "int8 KV": 0.02, "8-bit activations": 0.008, "both": 0.02},
+        ranks=2,
         answer="What is the capital of France?",
         finish_reason="length",
     ),
@@ -263,11 +268,15 @@ def perplexity(logits: Callable[[list[int]], np.ndarray], chunks: list[list[int]
     return math.exp(total / count)
 
 
-def greedy(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+def generate(llm: LLM, prompts: list[list[int]]) -> list[Any]:
     params = SamplingParams(temperature=0, max_tokens=40)
     outputs = llm.generate(prompts, params, use_tqdm=False)
     assert all(output.error is None for output in outputs)
-    return [output.token_ids for output in outputs]
+    return outputs
+
+
+def run(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    return [output.token_ids for output in generate(llm, prompts)]
 
 
 @pytest.fixture(scope="module")
@@ -281,12 +290,14 @@ def prompts(model) -> list[list[int]]:
 def alone(model, prompts) -> list[list[int]]:
     """Output of each prompt alone, prefilled in one chunk, without a prefix cache."""
     llm = LLM(model, max_num_seqs=1, max_num_batched_tokens=1024, enable_prefix_caching=False)
-    return [greedy(llm, [prompt])[0] for prompt in prompts]
+    return [run(llm, [prompt])[0] for prompt in prompts]
 
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunked": {"max_num_batched_tokens": 17, "max_num_seqs": 4, "enable_prefix_caching": False},
+    # `kv_cache_bytes` is set in the test.
+    "preempted": {"block_size": 8, "enable_prefix_caching": False},
     "drafts": {"speculative": "ngram"},
     "page-size": {"block_size": 16},
 }
@@ -295,9 +306,39 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_tokens_are_the_same_in_every_configuration(model, prompts, alone, name):
-    llm = LLM(model, **CONFIGURATIONS[name])
-    for _ in range(2):  # at first without prefix hits
-        assert greedy(llm, prompts) == alone
+    options = dict(CONFIGURATIONS[name])
+    if name == "preempted":
+        token_bytes = serving_model("real", model[0]).kv_bytes_per_token
+        options["kv_cache_bytes"] = 576 * token_bytes
+    llm = LLM(model, **options)
+    outputs = generate(llm, prompts)
+    assert [output.token_ids for output in outputs] == alone
+    if name == "preempted":
+        assert any(output.metrics.num_preemptions for output in outputs)
+    assert run(llm, prompts) == alone  # with prefix hits
+
+
+@pytest.mark.slow
+def test_tokens_are_the_same_with_pages_from_disk(model, prompts, alone, tmp_path):
+    for _ in range(2):
+        llm = LLM(model, prefix_cache_dir=tmp_path)
+        outputs = generate(llm, prompts)
+        assert [output.token_ids for output in outputs] == alone
+        del llm
+    assert outputs[0].num_cached_tokens > 300
+
+
+@pytest.mark.slow
+def test_ranks(real, file, alone, prompts):
+    """SmolLM2 has nine query heads, which two ranks cannot share."""
+    program = f"""
+from tiny_llm import LLM, SamplingParams
+llm = LLM({str(file)!r}, tensor_parallel_size={real.ranks})
+print(llm.generate([{prompts[0]!r}], SamplingParams(temperature=0, max_tokens=8))[0].token_ids)
+"""
+    command = [sys.executable, "-c", program]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    assert json.loads(output.splitlines()[-1]) == alone[0][:8]
 
 
 @pytest.fixture(scope="module")
