@@ -169,8 +169,10 @@ def test_atomics(library, mode):
 @pytest.mark.slow
 def test_traffic_is_counted_exactly(library):
     x, y = random_array(1024), random_array(1024, seed=1)
-    sizes = {"grid_threads": (256,), "threads": (64,)}
-    counts = library.launch("counted_axpy", [x, y, 3.0], **sizes, mode="count").counts
+    launch = library.launch(
+        "counted_axpy", [x, y, 3.0], grid_threads=(256,), threads=(64,), mode="count"
+    )
+    counts = launch.counts
     assert counts.threads == 256
     assert counts.device_bytes_read == counts.unique_device_bytes_read == x.nbytes + y.nbytes
     assert counts.device_bytes_written == counts.unique_device_bytes_written == y.nbytes
@@ -181,8 +183,14 @@ def test_traffic_is_counted_exactly(library):
 
 def test_shared_reads_are_counted_per_thread(library):
     x, y = random_array(64, np.float16), np.zeros(64, np.float32)
-    sizes = {"grid": (1,), "threads": (64,), "threadgroup_memory": {0: 256}}
-    counts = library.launch("counted_rereads", [x, y], **sizes, mode="count").counts
+    counts = library.launch(
+        "counted_rereads",
+        [x, y],
+        grid=(1,),
+        threads=(64,),
+        threadgroup_memory={0: 256},
+        mode="count",
+    ).counts
     assert counts.device_bytes_read == 64 * x.nbytes
     assert counts.unique_device_bytes_read == x.nbytes
     assert counts.threadgroup_bytes_read == counts.threadgroup_bytes_written == 256
@@ -191,58 +199,67 @@ def test_shared_reads_are_counted_per_thread(library):
     np.testing.assert_allclose(y, (x.astype(np.float32) ** 2).sum(), rtol=1e-5)
 
 
-FLOATS, INTS, HALVES = (np.zeros(4, dtype) for dtype in (np.float32, np.int32, np.float16))
-NUMBERS = [np.zeros(64, np.float16), np.zeros(64, np.float32)]
-ONE, FOUR, GROUP = ({"grid": (1,), "threads": (n,)} for n in (1, 4, 64))
-# Test id: (kernel, arguments, sizes, kind of the fault, part of its report).
-WRONG_LAUNCHES = {
-    "too few buffers": ("square_and_add_half", [HALVES], FOUR, "wrong-argument",
-        "'y' is not bound"),
-    "too many buffers": ("few_threads", [INTS, INTS], FOUR, "wrong-argument",
-        r"buffer\(1\) is bound, but"),
-    "float for half": ("square_and_add_half", [FLOATS, FLOATS], FOUR, "wrong-argument",
-        "must be half .* float32"),
-    "half for bfloat": ("square_and_add_bfloat", [HALVES] * 2, FOUR, "wrong-argument",
-        "view.ml_dtypes"),
-    "float for int": ("few_threads", [FLOATS], FOUR, "wrong-argument", "must be int .* float32"),
-    "wider integers": ("few_threads", [np.zeros(4, np.int64)], FOUR, "wrong-argument",
-        "must be int .* int64"),
-    "a number that does not fit": ("simd_sum_of_active_lanes", [INTS, 1.5], FOUR, "wrong-argument",
-        "got the number 1.5"),
-    "a struct of another size": ("positions", [np.zeros(4, [("a", "u4")])], FOUR, "wrong-argument",
-        "struct of 40 bytes"),
-    "a read-only result": ("few_threads", [np.broadcast_to(np.int32(0), 4)], FOUR, "wrong-argument",
-        "writable"),
-    "no threadgroup memory": ("counted_rereads", NUMBERS, GROUP, "wrong-argument",
-        r"threadgroup\(0\) 'shared' requires a size"),
-    "too much threadgroup memory": ("counted_rereads", NUMBERS,
-        {**GROUP, "threadgroup_memory": {0: 40000}}, "threadgroup-memory-limit", ""),
-    "too many threads": ("few_threads", [INTS], {"grid": (1,), "threads": (1024, 2)},
-        "too-many-threads", "1 to 1024"),
-    "more threads than the kernel allows": ("few_threads", [INTS], {"grid": (1,), "threads": (65,)},
-        "too-many-threads", "is 64"),
-    "an endless loop": ("runs_for_ever", [INTS], {**ONE, "timeout": 0.5}, "timeout",
-        "did not finish within 0.5 s"),
-    "too large a stack": ("fills_the_stack", [np.zeros(32, np.int32)], ONE_SIMDGROUP,
-        "stack-overflow", "256 KiB of variables"),
+def test_counts_require_counting_mode(library):
+    launch = library.launch("few_threads", [np.zeros(1, np.int32)], grid=(1,), threads=(1,))
+    with pytest.raises(ValueError, match='mode="count"'):
+        _ = launch.counts
+
+
+FLOATS, INTS = np.zeros(4, np.float32), np.zeros(4, np.int32)
+WRONG_ARGUMENTS = {
+    "too few buffers": ("square_and_add_half", [np.zeros(4, np.float16)], "'y' is not bound"),
+    "too many buffers": ("few_threads", [INTS, INTS], r"buffer\(1\) is bound, but"),
+    "float for half": ("square_and_add_half", [FLOATS, FLOATS], "must be half .* float32"),
+    "half for bfloat": ("square_and_add_bfloat", [np.zeros(4, np.float16)] * 2, "view.ml_dtypes"),
+    "float for int": ("few_threads", [FLOATS], "must be int .* float32"),
+    "wider integers": ("few_threads", [np.zeros(4, np.int64)], "must be int .* int64"),
+    "a number that does not fit": ("simd_sum_of_active_lanes", [INTS, 1.5], "got the number 1.5"),
+    "a struct of another size": ("positions", [np.zeros(4, [("a", "u4")])], "struct of 40 bytes"),
+    "a read-only result": ("few_threads", [np.broadcast_to(np.int32(0), 4)], "writable"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRONG_LAUNCHES)
-def test_faulty_launch_is_reported(library, name):
-    kernel, arguments, sizes, kind, says = WRONG_LAUNCHES[name]
+@pytest.mark.parametrize("name", WRONG_ARGUMENTS)
+def test_invalid_binding_is_rejected(library, name):
+    kernel, arguments, says = WRONG_ARGUMENTS[name]
     with pytest.raises(MetalFault, match=says) as caught:
-        library.launch(kernel, arguments, **sizes)
-    assert caught.value.kind == kind
-    library.launch("few_threads", [INTS], **ONE)  # works after a fault
+        library.launch(kernel, arguments, grid=(1,), threads=(4,))
+    assert caught.value.kind == "wrong-argument"
 
 
-def test_values_that_a_library_lacks(library):
+def test_threadgroup_memory_is_required(library):
+    arguments = [np.zeros(64, np.float16), np.zeros(64, np.float32)]
+    with pytest.raises(MetalFault, match=r"threadgroup\(0\) 'shared' requires a size"):
+        library.launch("counted_rereads", arguments, grid=(1,), threads=(64,))
+    with pytest.raises(MetalFault, match="threadgroup-memory-limit"):
+        library.launch(
+            "counted_rereads", arguments, grid=(1,), threads=(64,), threadgroup_memory={0: 40000}
+        )
+
+
+@pytest.mark.parametrize(("threads", "limit"), [((1024, 2), "1 to 1024"), ((65,), "is 64")])
+def test_too_many_threads(library, threads, limit):
+    with pytest.raises(MetalFault, match=limit) as caught:
+        library.launch("few_threads", [INTS], grid=(1,), threads=threads)
+    assert caught.value.kind == "too-many-threads"
+
+
+def test_unknown_kernel_lists_available_kernels(library):
     with pytest.raises(ValueError, match="no kernel 'fw_threads'.*few_threads"):
-        library.launch("fw_threads", [INTS], **ONE)
-    launch = library.launch("few_threads", [INTS], **ONE)
-    with pytest.raises(ValueError, match='mode="count"'):
-        _ = launch.counts
+        library.launch("fw_threads", [INTS], grid=(1,), threads=(1,))
+
+
+def test_endless_launch_is_terminated(library):
+    with pytest.raises(MetalFault, match="did not finish within 0.5 s") as caught:
+        library.launch("runs_for_ever", [INTS], grid=(1,), threads=(1,), timeout=0.5)
+    assert caught.value.kind == "timeout"
+    library.launch("few_threads", [INTS], grid=(1,), threads=(1,))  # works after a timeout
+
+
+def test_stack_overflow_is_reported(library):
+    with pytest.raises(MetalFault, match="256 KiB of variables") as caught:
+        library.launch("fills_the_stack", [np.zeros(32, np.int32)], **ONE_SIMDGROUP)
+    assert caught.value.kind == "stack-overflow"
 
 
 def test_fault_report_text(library):
