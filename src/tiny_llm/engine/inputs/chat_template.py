@@ -195,15 +195,13 @@ def render_chat(
         raise UserError(f"chat_template_kwargs must not contain '{name}'.")
     traits = template_traits(tokenizer, functions is not None)
     given = dict(variables or {})
-    effort = given.pop(EFFORT_VARIABLE, None)
-    if traits.efforts and effort is not None:
-        given[EFFORT_VARIABLE] = traits.closest_effort(effort)
+    effort = traits.closest_effort(given.pop(EFFORT_VARIABLE, None))
+    if effort is not None:
+        given[EFFORT_VARIABLE] = effort
     try:
         normalized, functions = _inline_unsupported(template, normalized, functions)
-        if traits != TemplateTraits(efforts=traits.efforts):  # it rejects some sequences
-            normalized = fit_messages(normalized, traits)
         text: str = tokenizer.apply_chat_template(
-            normalized,
+            fit_messages(normalized, traits),
             tools=functions,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,

@@ -83,13 +83,13 @@ class TemplateTraits:
     text_arguments: bool = False
     efforts: tuple[str, ...] = ()
 
-    def closest_effort(self, effort: str) -> str:
-        """One of `efforts`, not empty, closest to the requested one, the higher of two.
+    def closest_effort(self, effort: str | None) -> str | None:
+        """Accepted effort closest to the requested one, the higher of two; None if there is none.
 
         Efforts other than those in `EFFORTS` are returned unchanged.
         """
-        if effort not in EFFORTS:
-            return effort
+        if effort not in EFFORTS or not self.efforts:
+            return effort if self.efforts else None
         wanted = EFFORTS.index(effort)
         highest_first = reversed(self.efforts)
         return min(highest_first, key=lambda each: abs(EFFORTS.index(each) - wanted))
@@ -176,7 +176,7 @@ class _Probe:
         return messages, markers
 
 
-def fit_messages(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]:
+def fit_messages(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Message]:
     """Adapts normalized messages to a template; returns accepted messages unchanged."""
     fitted: list[Message] = []
     is_leading = True  # whether only system messages precede
