@@ -175,8 +175,11 @@ class RankGroup:
             for callback in on_worker_lost:
                 callback(text)
         finally:
-            with suppress(OSError):  # the leading newline ends a line that the ring has begun
-                os.write(2, f"\ntiny-llm: {text}\n".encode())
+            with suppress(OSError):
+                # Silences the ring's socket errors. The leading newline ends a line it has begun.
+                stderr = os.dup(2)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                os.write(stderr, f"\ntiny-llm: {text}\n".encode())
             os._exit(1)
 
 

@@ -92,10 +92,11 @@ def join_launched_ranks(
 ) -> None:
     """Joins the group if a launcher started this process; never returns on workers.
 
-    After `timeout` seconds, the process exits with status 1 and a traceback. MLX blocks until all
-    ranks have joined and holds the GIL, so only a C thread, faulthandler's timer, can do this. It
-    replaces the timer of the server's watchdog, which rearms it every second. UserError if the
-    ranks cannot be connected, or their versions differ.
+    If MLX takes more than `timeout` seconds, or the connections more than `LAUNCH_TIMEOUT_SECONDS`,
+    the process exits with status 1 and a traceback. MLX blocks until all ranks have joined and
+    holds the GIL, so only a C thread, faulthandler's timer, can do this. It replaces the timer of
+    the server's watchdog, which rearms it every second. UserError if the ranks cannot be connected,
+    or their versions differ.
     """
     global _group
     if (launcher := _launcher()) is None:
@@ -104,6 +105,7 @@ def join_launched_ranks(
     faulthandler.dump_traceback_later(timeout, exit=True, file=2)
     try:
         comm = mpi.init() if backend == "mpi" else mx.distributed.init(True, backend)
+        faulthandler.dump_traceback_later(LAUNCH_TIMEOUT_SECONDS, exit=True, file=2)  # to connect
         _group = RankGroup(comm, _connect(comm, host), processes)
     finally:
         faulthandler.cancel_dump_traceback_later()
